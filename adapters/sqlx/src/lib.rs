@@ -1,0 +1,42 @@
+//! Tasks of taskonce whose effect is written to PostgreSQL in a transaction of sqlx, which completes them.
+//!
+//! For programs that have a pool of sqlx already. The ledger keeps its own connections (`taskonce::open("postgres://…")`);
+//! the pool is one on the same database. [`RunInTransaction`] is the one-call form, [`CompleteIn`] the same for a claim held
+//! by hand, [`StepIn`] for the steps of a handler.
+//!
+//! ```no_run
+//! use taskonce_core::key::Handler;
+//! use taskonce_core::json::Input;
+//! use taskonce_core::policy::{Effect, Policy};
+//! use taskonce_sqlx::RunInTransaction as _;
+//!
+//! # async fn f(ledger: taskonce_core::ledger::Ledger, pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+//! let task = Handler::within("billing", "pay", "1")?.task("invoice-7", &Input::from_json(br#"{"amount": 1200}"#)?)?;
+//! let policy = Policy::new(Effect::Transactional);
+//! let outcome = ledger
+//!     .run_in_transaction(&pool, &task, &policy, |mut tx, context| Box::pin(async move {
+//!         sqlx::query("insert into payment (invoice, amount) values ($1, 1200)")
+//!             .bind(context.key().id())
+//!             .execute(&mut *tx)
+//!             .await?;
+//!         Ok(format!("paid in attempt {}", context.attempt()))
+//!     }))
+//!     .await?;
+//! # drop(outcome); Ok(()) }
+//! ```
+//!
+//! The rules are those of `taskonce::postgres`, with one more: sqlx 0.9.0 may hand out a connection inside of a transaction
+//! that somebody left open, when a `begin()` was cancelled. [`RunInTransaction`] finds that out before anything of the
+//! handler runs, rolls it back and begins anew.
+//!
+//! Built without sqlx's `macros` and `migrate`, which would not link beside the SQLite of taskonce.
+
+mod hand;
+mod run;
+mod steps;
+
+pub use hand::{CommitIn, CompleteIn};
+pub use run::{Handled, RunInTransaction, Stop, Tx};
+pub use steps::StepIn;
+pub use taskonce_core::held::Joined;
+pub use taskonce_core::ledger::{Completion, Refused, Unresolved};

@@ -1,0 +1,148 @@
+//! What is sqlx's own: transactions left open on a connection of the pool, connections that break, errors passed over.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use taskonce_core::ErrorKind;
+use taskonce_core::ledger::Admission;
+use taskonce_core::record::{Output, State};
+use taskonce_sqlx::{CommitIn as _, CompleteIn as _, Joined, RunInTransaction as _};
+use taskonce_testkit::PostgresProxy;
+use taskonce_worker::Outcome;
+
+use crate::place::{EFFECT, Place, policy, says, state, task};
+
+/// As after a `begin()` that was cancelled: sqlx does not know of it, and hands the connection out.
+#[tokio::test]
+async fn a_transaction_that_somebody_left_open_is_never_committed_with_a_task() {
+    let place = Place::new();
+    let (ledger, pool, task) = (place.ledger(), place.pool_at(place.database.port(), 1, "").await, task("a"));
+    let mut left_open = pool.acquire().await.unwrap();
+    sqlx::raw_sql("begin; insert into effect values ('stray')").execute(&mut *left_open).await.unwrap();
+    let session = says(&mut left_open, "select pg_backend_pid()::text").await;
+    drop(left_open);
+    let calls = AtomicU32::new(0);
+    let outcome = ledger
+        .run_in_transaction(&pool, &task, &policy(), |mut tx, context| {
+            let calls = &calls;
+            Box::pin(async move {
+                calls.fetch_add(1, Ordering::SeqCst);
+                sqlx::query(EFFECT).bind(context.key().as_str()).execute(&mut *tx).await?;
+                Ok(says(&mut tx, "select pg_backend_pid()::text").await)
+            })
+        })
+        .await
+        .unwrap();
+    let Outcome::Ran { value, record } = outcome else { panic!("{outcome:?}") };
+    assert_eq!(
+        (value, record.attempt, calls.into_inner()),
+        (session, 1, 1),
+        "on the same connection, once it is clean"
+    );
+    assert_eq!((place.effects(&task.key), place.count("select count(*) from effect")), (1, 1));
+}
+
+#[tokio::test]
+async fn a_connection_in_no_transaction_locks_nothing() {
+    let place = Place::new();
+    let (ledger, pool, task) = (place.ledger(), place.pool().await, task("a"));
+    let Admission::Run(claim) = ledger.claim(&task, &policy()).await.unwrap() else { panic!("it is free") };
+    let mut tx = pool.begin().await.unwrap();
+    // Ended behind sqlx's back.
+    sqlx::raw_sql("rollback").execute(&mut *tx).await.unwrap();
+    let error = claim.lock_in(&mut tx).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WrongState, "{error:?}");
+    drop(tx);
+    let mut tx = pool.begin().await.unwrap();
+    claim.lock_in(&mut tx).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_commit_that_is_cut_on_either_side_is_found_out_and_the_effect_happens_once() {
+    for (id, is_after, calls_wanted) in [("before", false, 2), ("after", true, 1)] {
+        let place = Place::new();
+        let proxy = PostgresProxy::start(place.database.port()).unwrap();
+        let (ledger, pool, task) = (place.ledger(), place.pool_at(proxy.port(), 2, "").await, task(id));
+        if is_after {
+            proxy.cut_after_commits(1)
+        } else {
+            proxy.cut_before_commits(1)
+        }
+        let calls = AtomicU32::new(0);
+        let outcome = ledger
+            .run_in_transaction(&pool, &task, &policy(), |mut tx, context| {
+                let calls = &calls;
+                Box::pin(async move {
+                    calls.fetch_add(1, Ordering::SeqCst);
+                    sqlx::query(EFFECT).bind(context.key().as_str()).execute(&mut *tx).await?;
+                    Ok(context.attempt())
+                })
+            })
+            .await
+            .unwrap();
+        assert!(matches!(outcome, Outcome::Ran { value: 1, .. }), "{id}: {outcome:?}");
+        assert_eq!((proxy.cuts_left(), calls.into_inner(), place.effects(&task.key)), (0, calls_wanted, 1), "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_serialisation_failure_is_tried_again_at_once() {
+    let place = Place::new();
+    let settings = "set default_transaction_isolation = 'repeatable read'";
+    let (ledger, pool, task) = (place.ledger(), place.pool_at(place.database.port(), 1, settings).await, task("a"));
+    let calls = AtomicU32::new(0);
+    let outcome = ledger
+        .run_in_transaction(&pool, &task, &policy(), |mut tx, context| {
+            let (calls, place) = (&calls, &place);
+            Box::pin(async move {
+                sqlx::query(EFFECT).bind(context.key().as_str()).execute(&mut *tx).await?;
+                if calls.fetch_add(1, Ordering::SeqCst) == 0 {
+                    place.beside("update counter set n = n + 1 where id = 1");
+                }
+                sqlx::query("update counter set n = n + 1 where id = 1").execute(&mut *tx).await?;
+                Ok(context.attempt())
+            })
+        })
+        .await
+        .unwrap();
+    assert!(matches!(outcome, Outcome::Ran { value: 1, .. }), "{outcome:?}");
+    assert_eq!((calls.into_inner(), place.effects(&task.key)), (2, 1));
+}
+
+#[tokio::test]
+async fn a_handler_that_passes_over_an_error_is_never_recorded_as_done() {
+    let place = Place::new();
+    let (ledger, pool, task) = (place.ledger(), place.pool().await, task("a"));
+    let outcome = ledger
+        .run_in_transaction(&pool, &task, &policy(), |mut tx, context| {
+            Box::pin(async move {
+                sqlx::query(EFFECT).bind(context.key().as_str()).execute(&mut *tx).await?;
+                sqlx::query("select 1 / 0").execute(&mut *tx).await.unwrap_err();
+                Ok(())
+            })
+        })
+        .await
+        .unwrap();
+    assert!(
+        matches!(&outcome, Outcome::Failed { failure, .. } if failure.message.contains("it went on")),
+        "{outcome:?}"
+    );
+    assert_eq!((state(&ledger, &task).await, place.effects(&task.key)), (State::Waiting, 0));
+
+    // By hand, after the completion was written.
+    let Admission::Run(claim) = ledger.claim(&task, &policy()).await.unwrap() else { panic!("it is free") };
+    let mut tx = pool.begin().await.unwrap();
+    claim.lock_in(&mut tx).await.unwrap();
+    sqlx::query(EFFECT).bind(task.key.as_str()).execute(&mut *tx).await.unwrap();
+    let completion = claim.complete_in(&mut tx, Output::Nothing).await.unwrap();
+    sqlx::query("select 1 / 0").execute(&mut *tx).await.unwrap_err();
+    let mut unresolved = completion.commit_in(tx).await.unwrap_err();
+    let joined = loop {
+        match unresolved.completion.find_out().await {
+            Ok((joined, _claim)) => break joined,
+            // The rollback of a transaction that was dropped is under way.
+            Err(again) if again.error.kind() == ErrorKind::Locked => unresolved = again,
+            Err(other) => panic!("{:?}", other.error),
+        }
+    };
+    assert_eq!((joined, place.effects(&task.key)), (Joined::RolledBack, 0));
+}

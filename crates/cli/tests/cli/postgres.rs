@@ -1,0 +1,54 @@
+//! The same over PostgreSQL, whose schema is made by a command of its own.
+
+use taskonce_testkit::shared;
+
+use crate::harness::Desk;
+
+#[test]
+fn a_schema_is_made_by_migrate_and_then_a_command_runs_once() {
+    let database = shared::database().unwrap();
+    let desk = Desk::over(&format!("{}?schema=jobs", database.url()));
+    let refused = desk.say(&["run", "--key", "a", "--", "true"]);
+    assert_eq!(refused.code, 78, "{}", refused.stderr);
+    assert!(refused.stderr.contains("hint: run `taskonce migrate`"), "{}", refused.stderr);
+    assert_eq!(desk.say(&["migrate"]).text(), "made schema `jobs`, version 1\n");
+    assert_eq!(desk.say(&["migrate"]).text(), "schema `jobs` is up to date: version 1\n");
+    assert_eq!(desk.say(&["migrate", "--json"]).json()["migrated"], false);
+    desk.script("task.sh", "echo run >> runs; printf 'a\\000b'");
+    for _ in 0..2 {
+        assert_eq!(desk.say(&["run", "--key", "a", "--", "sh", "task.sh"]).stdout, b"a\0b");
+    }
+    assert_eq!(desk.lines("runs"), 1);
+    assert!(desk.say(&["list", "--state", "done"]).text().contains("default/run@1/a"));
+    let doctor = desk.say(&["doctor", "--json"]).json();
+    let findings = doctor["findings"].as_array().unwrap();
+    assert!(findings.iter().any(|finding| finding["subject"] == "rights" && finding["level"] == "fine"), "{doctor}");
+    assert_eq!(desk.say(&["purge", "--json"]).json()["records"], 0);
+    assert_eq!(database.psql("select state from jobs.tasks").unwrap(), "done");
+}
+
+#[test]
+fn the_migration_is_printed_with_the_grants_of_a_role() {
+    let database = shared::database().unwrap();
+    let desk = Desk::over(&database.url());
+    let role = "cli_of_tests";
+    let printed = desk.say(&["migrate", "--print", "--grant-to", role]).text();
+    database
+        .psql("do $$ begin create role cli_of_tests login; exception when duplicate_object or unique_violation then null; end $$")
+        .unwrap();
+    database.psql(&printed).unwrap();
+    let worker = Desk::over(&database.url_of(role));
+    assert_eq!(worker.say(&["run", "--key", "a", "--", "true"]).code, 0);
+    assert_eq!(worker.say(&["clear", "a", "--reason", "test"]).code, 0);
+    assert_eq!(desk.say(&["migrate", "--grant-to", role]).code, 64, "it only prints grants");
+}
+
+#[test]
+fn stores_that_make_what_they_need_have_nothing_to_migrate() {
+    let desk = Desk::new();
+    assert!(desk.say(&["migrate"]).text().contains("nothing is to be done"));
+    assert_eq!(desk.say(&["migrate", "--json"]).json()["needed"], false);
+    let redis = Desk::over("redis://127.0.0.1:1");
+    assert!(redis.say(&["migrate"]).text().contains("nothing is to be done"));
+    assert_eq!(redis.say(&["migrate", "--print", "--json"]).json()["sql"], serde_json::Value::Null);
+}

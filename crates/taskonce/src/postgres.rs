@@ -1,0 +1,536 @@
+//! Tasks whose effect is written to PostgreSQL in the transaction that completes them, by tokio-postgres.
+//!
+//! The transaction is on the ledger's own database: what commits, commits together with the record, and what is rolled back
+//! leaves none. See [`RunInTransaction`] for the one-call form and [`CompleteIn`] for a claim held by hand.
+//!
+//! ```no_run
+//! use taskonce::postgres::{RunInTransaction as _, tokio_postgres};
+//! use taskonce::{Effect, Handler, Input, Policy};
+//!
+//! # async fn pay() -> Result<(), Box<dyn std::error::Error>> {
+//! let url = "postgres://ada@db.example/app";
+//! let ledger = taskonce::open(url)?;
+//! let (mut client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await?;
+//! tokio::spawn(connection);
+//!
+//! let task = Handler::within("billing", "pay", "1")?.task("invoice-7", &Input::from_json(br#"{"amount": 1200}"#)?)?;
+//! let policy = Policy::new(Effect::Transactional);
+//! let outcome = ledger
+//!     .run_in_transaction(&mut client, &task, &policy, |tx, context| Box::pin(async move {
+//!         let sql = "insert into payment (invoice, amount) values ($1, 1200)";
+//!         tx.execute(sql, &[&context.key().id()]).await?;
+//!         Ok(format!("paid in attempt {}", context.attempt()))
+//!     }))
+//!     .await?;
+//! # drop(outcome); Ok(()) }
+//! ```
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::pin::Pin;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use taskonce_core::key::Task;
+use taskonce_core::ledger::Ledger;
+use taskonce_core::policy::Policy;
+use taskonce_core::record::Failure;
+use taskonce_core::transaction::Attempted;
+use taskonce_core::{Error, ErrorKind, Result};
+use taskonce_postgres::joint::{Joint, Meaning, Met};
+use taskonce_postgres::tokio_postgres::{CancelToken, Client, NoTls, Transaction};
+use taskonce_postgres::tx::{complete_held, lock_held, lock_record, met, replace_record};
+use taskonce_worker::outcome::encode;
+use taskonce_worker::step_in::{self, Turn};
+use taskonce_worker::{Context, Outcome, StepContext};
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+pub use taskonce_core::held::Joined;
+pub use taskonce_core::ledger::{Completion, Refused, Unresolved};
+pub use taskonce_postgres::{CommitIn, CompleteIn, tokio_postgres};
+
+/// How long a rollback is waited for before the claim's end is written: the record is held until then.
+const ROLLBACK_WAIT: Duration = Duration::from_secs(1);
+/// The longest that the server is asked to end a statement that nobody waits for.
+const CANCEL_WAIT: Duration = Duration::from_secs(5);
+
+/// What a handler returns, in a box.
+pub type Handled<'t, T> = Pin<Box<dyn Future<Output = Result<T, Stop>> + Send + 't>>;
+
+/// Why a handler does not go on: for a reason of its own, or an error of the database. `?` makes it of either.
+#[derive(Debug)]
+pub enum Stop {
+    /// The attempt failed.
+    Failure(Failure),
+    /// A statement failed. A serialisation failure or a deadlock is tried again while the claim holds, and is not counted
+    /// as a failed attempt; any other error is a failure that may be retried.
+    Database(tokio_postgres::Error),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Stop {
+        Stop::Failure(failure)
+    }
+}
+
+impl From<tokio_postgres::Error> for Stop {
+    fn from(error: tokio_postgres::Error) -> Stop {
+        Stop::Database(error)
+    }
+}
+
+/// Runs tasks whose effect is written in a PostgreSQL transaction: once, as long as delivery goes on and the record lives.
+///
+/// The policy's effect is [`Transactional`](crate::Effect::Transactional). For each attempt a transaction is begun, the claim's
+/// record locked in it, the handler run, the completion written with the handler's value, and all committed. A handler
+/// that fails, panics or is cancelled leaves nothing. Heartbeats stand back meanwhile, and the server ends a transaction
+/// that says nothing for a lease: calls to other services do not belong into it (see [`Context::step`]).
+///
+/// A serialisation failure or deadlock, the handler's own or at the commit, runs the handler again at once: at most 20 times a
+/// claim, not counted as attempts. What became of a commit whose answer was lost is found out through the ledger's own
+/// connections. The isolation level is the session's default (`default_transaction_isolation`); each is supported.
+///
+/// A handler that goes on after an error of a statement, and returns a value, has failed: its transaction cannot commit. It must
+/// not end the transaction by a statement of its own.
+pub trait RunInTransaction {
+    /// Runs the task on this connection if it is free, and records what the handler returns in the handler's own
+    /// transaction. A duplicate gets the first run's value.
+    ///
+    /// `client` is a [`Client`], or what derefs to one, such as an object of a pool. When the run is dropped
+    /// half way the transaction is rolled back and the attempt has failed; a commit that was under way decides for itself. The
+    /// server is asked to end the statement that it is at, unless the connection insists on TLS; one that the same client
+    /// sends within that moment may be ended in its place, so such a client is better closed than used on.
+    ///
+    /// # Errors
+    /// Those of [`Ledger::claim`]. [`ErrorKind::Unsupported`] for a ledger on another store, and for a connection to another
+    /// database than the ledger's: then nothing was run. Those of the store when nobody can say what
+    /// became of a commit: effect and record are stored both or neither, and the next delivery finds out.
+    fn run_in_transaction<'h, T, H>(
+        &self,
+        client: &mut Client,
+        task: &Task,
+        policy: &Policy,
+        handler: H,
+    ) -> impl Future<Output = Result<Outcome<T>>> + Send
+    where
+        T: Serialize + DeserializeOwned + Send,
+        H: for<'t, 'c> FnMut(Tx<'t, 'c, 'h>, Context) -> Handled<'t, T> + Send + 'h;
+
+    /// The same, but a busy or waiting task is waited for, at most `wait_max`; see [`Run::run_or_wait`](crate::Run).
+    ///
+    /// # Errors
+    /// As for [`RunInTransaction::run_in_transaction`].
+    fn run_in_transaction_or_wait<'h, T, H>(
+        &self,
+        client: &mut Client,
+        task: &Task,
+        policy: &Policy,
+        wait_max: Duration,
+        handler: H,
+    ) -> impl Future<Output = Result<Outcome<T>>> + Send
+    where
+        T: Serialize + DeserializeOwned + Send,
+        H: for<'t, 'c> FnMut(Tx<'t, 'c, 'h>, Context) -> Handled<'t, T> + Send + 'h;
+
+    /// The same, with a connection for each try, so that one that broke is replaced: `lend` gets a connection and hands it to
+    /// [`Try::on`], and returns what that returns. It is not called for a duplicate.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use taskonce::postgres::{RunInTransaction as _, tokio_postgres::{self, NoTls}};
+    /// # async fn f(ledger: taskonce::Ledger, task: taskonce::Task, policy: taskonce::Policy) -> taskonce::Result<()> {
+    /// let outcome = ledger
+    ///     .run_in_transaction_on(
+    ///         |attempt| Box::pin(async move {
+    ///             // Or `let mut client = pool.get().await?;`
+    ///             let (mut client, connection) = tokio_postgres::connect("postgres://ada@db.example/app", NoTls).await?;
+    ///             tokio::spawn(connection);
+    ///             Ok(attempt.on(&mut client).await)
+    ///         }),
+    ///         &task,
+    ///         &policy,
+    ///         Duration::ZERO,
+    ///         |tx, _context| Box::pin(async move { Ok(tx.execute("insert into a values (1)", &[]).await?) }),
+    ///     )
+    ///     .await?;
+    /// # drop(outcome); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`RunInTransaction::run_in_transaction`]. Where `lend` cannot get a connection, it is asked again while the claim holds.
+    fn run_in_transaction_on<'h, T, L, H>(
+        &self,
+        lend: L,
+        task: &Task,
+        policy: &Policy,
+        wait_max: Duration,
+        handler: H,
+    ) -> impl Future<Output = Result<Outcome<T>>> + Send
+    where
+        T: Serialize + DeserializeOwned + Send,
+        L: for<'t> FnMut(Try<'t, 'h, T>) -> Lent<'t, T> + Send + 'h,
+        H: for<'t, 'c> FnMut(Tx<'t, 'c, 'h>, Context) -> Handled<'t, T> + Send + 'h;
+}
+
+/// What a function that lends a connection returns, in a box: what became of the try, or why there is no connection.
+pub type Lent<'t, T> =
+    Pin<Box<dyn Future<Output = Result<Tried<T>, Box<dyn std::error::Error + Send + Sync>>> + Send + 't>>;
+
+/// One try of a task's transaction, which needs a connection.
+#[must_use = "the try needs a connection: call `on`"]
+pub struct Try<'t, 'h, T> {
+    context: Context,
+    handler: &'t mut Handler<'h, T>,
+}
+
+type Handler<'h, T> = dyn for<'t, 'c> FnMut(Tx<'t, 'c, 'h>, Context) -> Handled<'t, T> + Send + 'h;
+
+/// The transaction, as a handler is given it: a [`Transaction`] that the handler cannot end.
+///
+/// The lifetimes say that the handler may borrow what outlives the call that runs it.
+pub struct Tx<'t, 'c, 'h> {
+    tx: &'t mut Transaction<'c>,
+    scope: PhantomData<&'c &'h ()>,
+}
+
+impl<'c> Deref for Tx<'_, 'c, '_> {
+    type Target = Transaction<'c>;
+
+    fn deref(&self) -> &Transaction<'c> {
+        self.tx
+    }
+}
+
+impl DerefMut for Tx<'_, '_, '_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.tx
+    }
+}
+
+/// What became of a try: for the ledger.
+#[must_use = "to be returned by the function that lent the connection"]
+pub struct Tried<T>(Attempted<T>);
+
+impl<T: Serialize + Send> Try<'_, '_, T> {
+    /// Runs it on this connection.
+    pub async fn on(self, client: &mut Client) -> Tried<T> {
+        Tried(attempt(client, &self.context, self.handler).await)
+    }
+}
+
+impl RunInTransaction for Ledger {
+    async fn run_in_transaction<'h, T, H>(
+        &self,
+        client: &mut Client,
+        task: &Task,
+        policy: &Policy,
+        handler: H,
+    ) -> Result<Outcome<T>>
+    where
+        T: Serialize + DeserializeOwned + Send,
+        H: for<'t, 'c> FnMut(Tx<'t, 'c, 'h>, Context) -> Handled<'t, T> + Send + 'h,
+    {
+        self.run_in_transaction_or_wait(client, task, policy, Duration::ZERO, handler).await
+    }
+
+    async fn run_in_transaction_or_wait<'h, T, H>(
+        &self,
+        client: &mut Client,
+        task: &Task,
+        policy: &Policy,
+        wait_max: Duration,
+        handler: H,
+    ) -> Result<Outcome<T>>
+    where
+        T: Serialize + DeserializeOwned + Send,
+        H: for<'t, 'c> FnMut(Tx<'t, 'c, 'h>, Context) -> Handled<'t, T> + Send + 'h,
+    {
+        let parts = Mutex::new((client, handler));
+        taskonce_worker::transaction::run_in_transaction(self, task, policy, wait_max, |context| {
+            let parts = &parts;
+            Box::pin(async move {
+                // One try follows another, so nobody waits here.
+                let mut parts = parts.lock().await;
+                let (client, handler) = &mut *parts;
+                if client.is_closed() {
+                    return Attempted::Refused(closed(&context));
+                }
+                attempt(client, &context, handler).await
+            })
+        })
+        .await
+    }
+
+    async fn run_in_transaction_on<'h, T, L, H>(
+        &self,
+        lend: L,
+        task: &Task,
+        policy: &Policy,
+        wait_max: Duration,
+        handler: H,
+    ) -> Result<Outcome<T>>
+    where
+        T: Serialize + DeserializeOwned + Send,
+        L: for<'t> FnMut(Try<'t, 'h, T>) -> Lent<'t, T> + Send + 'h,
+        H: for<'t, 'c> FnMut(Tx<'t, 'c, 'h>, Context) -> Handled<'t, T> + Send + 'h,
+    {
+        let parts = Mutex::new((lend, handler));
+        taskonce_worker::transaction::run_in_transaction(self, task, policy, wait_max, |context| {
+            let parts = &parts;
+            Box::pin(async move {
+                let mut parts = parts.lock().await;
+                let (lend, handler) = &mut *parts;
+                match lend(Try { context: context.clone(), handler }).await {
+                    Ok(Tried(attempted)) => attempted,
+                    Err(error) => {
+                        let what = format!("no connection for the transaction: {error}");
+                        Attempted::Unknown(None, Error::new(ErrorKind::Unreachable, what).about(about(&context)))
+                    }
+                }
+            })
+        })
+        .await
+    }
+}
+
+fn about(context: &Context) -> String {
+    format!("task `{}`", context.key())
+}
+
+fn closed(context: &Context) -> Error {
+    Error::new(ErrorKind::Unreachable, "the connection for the transaction is closed")
+        .about(about(context))
+        .with_hint("connect again, or lend a connection for each try: `run_in_transaction_on`")
+}
+
+/// Records a step in a transaction of the handler's own on the ledger's database, so that the step's effect commits with it.
+///
+/// For handlers of several steps, run by [`Run::run`](crate::Run::run). A handler that is one transaction as a whole needs no
+/// steps: [`RunInTransaction`] runs it.
+///
+/// ```no_run
+/// # use taskonce::postgres::{StepIn as _, tokio_postgres::Client};
+/// # use taskonce::{Context, Failure};
+/// # async fn handler(context: Context, mut client: Client) -> Result<(), Failure> {
+/// let tx = client.transaction().await?;
+/// let order: i64 = context
+///     .step_in(&tx, "reserve", |_step| async {
+///         Ok(tx.query_one("insert into reservation (seat) values (7) returning id", &[]).await?.get(0))
+///     })
+///     .await?;
+/// tx.commit().await?;
+/// # drop(order); Ok(()) }
+/// ```
+pub trait StepIn {
+    /// Runs a step in this transaction, unless a run before has ended it: then its recorded value is returned, and nothing
+    /// runs. Commit then, also after a replay.
+    ///
+    /// The task's record is locked until the transaction ends; heartbeats pass it over, so a transaction is shorter than the
+    /// lease. Where it is rolled back the step is not recorded, and the attempt fails before its next step, or when the
+    /// handler returns.
+    ///
+    /// # Errors
+    /// The step's own failure, or why it could not be run or recorded: roll back, and return it from the handler.
+    fn step_in<T, F>(
+        &self,
+        tx: &Transaction<'_>,
+        name: &str,
+        run: impl FnOnce(StepContext) -> F + Send,
+    ) -> impl Future<Output = Result<T, Failure>> + Send
+    where
+        T: Serialize + DeserializeOwned + Send,
+        F: Future<Output = Result<T, Stop>> + Send;
+
+    /// The same with what the step works on. A later run with another input does not get its value, but parks the task.
+    ///
+    /// # Errors
+    /// As for [`step_in`](StepIn::step_in).
+    fn step_in_with<T, F>(
+        &self,
+        tx: &Transaction<'_>,
+        name: &str,
+        input: &(impl Serialize + Sync),
+        run: impl FnOnce(StepContext) -> F + Send,
+    ) -> impl Future<Output = Result<T, Failure>> + Send
+    where
+        T: Serialize + DeserializeOwned + Send,
+        F: Future<Output = Result<T, Stop>> + Send;
+}
+
+impl StepIn for Context {
+    async fn step_in<T, F>(
+        &self,
+        tx: &Transaction<'_>,
+        name: &str,
+        run: impl FnOnce(StepContext) -> F + Send,
+    ) -> Result<T, Failure>
+    where
+        T: Serialize + DeserializeOwned + Send,
+        F: Future<Output = Result<T, Stop>> + Send,
+    {
+        step_in(self, tx, self.begin_step_in(name)?, run).await
+    }
+
+    async fn step_in_with<T, F>(
+        &self,
+        tx: &Transaction<'_>,
+        name: &str,
+        input: &(impl Serialize + Sync),
+        run: impl FnOnce(StepContext) -> F + Send,
+    ) -> Result<T, Failure>
+    where
+        T: Serialize + DeserializeOwned + Send,
+        F: Future<Output = Result<T, Stop>> + Send,
+    {
+        step_in(self, tx, self.begin_step_in(name)?.input(input)?, run).await
+    }
+}
+
+async fn step_in<T, F>(
+    context: &Context,
+    tx: &Transaction<'_>,
+    step: step_in::StepIn<'_>,
+    run: impl FnOnce(StepContext) -> F + Send,
+) -> Result<T, Failure>
+where
+    T: Serialize + DeserializeOwned + Send,
+    F: Future<Output = Result<T, Stop>> + Send,
+{
+    let failed = |met: Met| Failure::retryable(format!("{}: {}", met.error, met.error.hint()));
+    // Nothing of the step has run where this fails.
+    let joint = Joint::of(context.ledger(), context.held()).map_err(|met| failed(met).nothing_happened())?;
+    let found = match lock_record(&joint, tx).await {
+        Ok(found) => Some(found),
+        Err(met) if met.meaning == Meaning::Lost => None,
+        Err(met) => return Err(failed(met).nothing_happened()),
+    };
+    let found = found.as_ref().map(|found| &*found.record);
+    let value = match (step.turn(found)?, found) {
+        (Turn::Replay(value), _) => value,
+        (Turn::Run(given), Some(found)) => {
+            let value = run(given).await.map_err(|stop| match stop {
+                Stop::Failure(failure) => failure,
+                Stop::Database(error) => Failure::from(error),
+            })?;
+            let next = step.end(found, &value)?;
+            replace_record(&joint, tx, found, &next).await.map_err(failed)?;
+            value
+        }
+        (Turn::Run(_), None) => return Err(Failure::retryable("the claim is lost: the record is gone")),
+    };
+    step.ended();
+    Ok(value)
+}
+/// One attempt: begins, locks, runs the handler, completes and commits.
+async fn attempt<T: Serialize + Send>(
+    client: &mut Client,
+    context: &Context,
+    handler: &mut Handler<'_, T>,
+) -> Attempted<T> {
+    let (ledger, held) = (context.ledger(), context.held());
+    let cancel = CancelOnDrop(Some(client.cancel_token()));
+    let mut tx = match client.transaction().await {
+        Ok(tx) => tx,
+        Err(error) => {
+            cancel.disarm();
+            return without_value(met(context.key(), &error));
+        }
+    };
+    if let Err(met) = lock_held(ledger, held, &tx).await {
+        roll_back(tx, cancel).await;
+        return without_value(met);
+    }
+    held.enter();
+    let value = match handler(Tx { tx: &mut tx, scope: PhantomData }, context.clone()).await {
+        Ok(value) => value,
+        Err(Stop::Failure(failure)) => {
+            roll_back(tx, cancel).await;
+            return Attempted::Failed(failure);
+        }
+        Err(Stop::Database(error)) => {
+            let met = met(context.key(), &error);
+            roll_back(tx, cancel).await;
+            return match met.meaning {
+                Meaning::Again if is_conflict(&error) => Attempted::Again(met.error),
+                Meaning::Broken => Attempted::Unknown(None, met.error),
+                Meaning::Again | Meaning::Lost | Meaning::Aborted | Meaning::Refused | Meaning::Unusable => {
+                    Attempted::Failed(Failure::from(error))
+                }
+            };
+        }
+    };
+    if let Err(met) = complete_held(ledger, held, &tx, encode(&value)).await {
+        roll_back(tx, cancel).await;
+        return without_value(met);
+    }
+    // A commit decides for itself.
+    cancel.disarm();
+    match tx.commit().await {
+        Ok(()) => Attempted::Committed(value),
+        Err(error) => {
+            let met = met(context.key(), &error);
+            match met.meaning {
+                Meaning::Again => Attempted::Again(met.error),
+                // The server said no: a constraint that is checked at the commit.
+                Meaning::Unusable => Attempted::Failed(Failure::from(error)),
+                Meaning::Broken | Meaning::Lost | Meaning::Aborted | Meaning::Refused => {
+                    Attempted::Unknown(Some(value), met.error)
+                }
+            }
+        }
+    }
+}
+
+/// Whether the database refused a statement for what others did at the same time; a statement of the handler's that took
+/// too long is its own matter.
+fn is_conflict(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| ["40001", "40P01"].contains(&code.code()))
+}
+
+/// How an attempt ends that did not come to its commit.
+fn without_value<T>(met: Met) -> Attempted<T> {
+    match met.meaning {
+        Meaning::Again => Attempted::Again(met.error),
+        Meaning::Broken => Attempted::Unknown(None, met.error),
+        Meaning::Lost => Attempted::Lost,
+        Meaning::Aborted => Attempted::Failed(Failure::retryable(
+            "a statement of the handler's failed, and it went on: its transaction could not commit",
+        )),
+        Meaning::Refused => Attempted::Failed(Failure::permanent(format!("{}: {}", met.error, met.error.hint()))),
+        Meaning::Unusable => Attempted::Refused(met.error),
+    }
+}
+
+/// Rolls back, and waits for it a little: the record is held until then.
+async fn roll_back(tx: Transaction<'_>, cancel: CancelOnDrop) {
+    // Where it cannot be said, the end of the connection does it.
+    if timeout(ROLLBACK_WAIT, tx.rollback()).await.is_ok() {
+        cancel.disarm();
+    }
+}
+
+/// Asks the server to end what it runs for a transaction that nobody waits for any more: a statement that goes on would
+/// hold the record for as long as it takes.
+struct CancelOnDrop(Option<CancelToken>);
+
+impl CancelOnDrop {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        let Some(token) = self.0.take() else { return };
+        // Without a runtime nothing is left that drives the connection, either.
+        let Ok(runtime) = Handle::try_current() else { return };
+        // The request has a connection of its own. Servers take it without TLS from everybody who knows the session's secret;
+        // a client that insists on TLS does not send it so, and its statement runs to its end.
+        runtime.spawn(async move {
+            let _asked = timeout(CANCEL_WAIT, token.cancel_query(NoTls)).await;
+        });
+    }
+}

@@ -1,0 +1,14 @@
+//! Tasks whose effect is written to PostgreSQL in the transaction that completes them: what every driver promises, and what
+//! happens when servers, connections and workers fail.
+
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+mod place;
+mod hand;
+mod contract;
+mod pgbouncer;
+mod conflicts;
+mod connections;
+mod refusals;
+mod kills;
+mod servers;

@@ -1,0 +1,20 @@
+//! Runs tasks of taskonce: heartbeats, cancellation, completion that survives cancellation, and waiting for another's run.
+//!
+//! [`run::Run`] is what users call; [`heartbeat::Heart`] keeps claims alive on a thread of its own; [`clock::SystemHost`]
+//! is this process.
+
+pub mod run;
+pub mod steps;
+pub mod step_in;
+pub mod transaction;
+pub mod elsewhere;
+pub mod outcome;
+pub mod heartbeat;
+pub mod clock;
+mod wait;
+
+pub use clock::SystemHost;
+pub use heartbeat::Heart;
+pub use outcome::{Outcome, Replayed, Settlement};
+pub use run::{Context, Run};
+pub use steps::StepContext;

@@ -1,0 +1,264 @@
+//! The statements, made once for a schema: all that a call sends.
+//!
+//! Each is one statement, so one transaction and one round trip, and reads what it did not replace.
+
+use tokio_postgres::types::Type;
+
+use crate::row::{COLUMNS, NO_COLUMNS};
+
+/// A statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    /// What a key holds.
+    Load,
+    /// Puts a new claim where nothing is, and reads what is there otherwise.
+    InsertClaim,
+    /// The same for a record with the fence that it carries.
+    InsertKeep,
+    /// Replaces the version with a token by a new claim, and reads what is there otherwise, also where a
+    /// transaction holds it.
+    ReplaceClaim,
+    /// The same for a record with the fence that it carries.
+    ReplaceKeep,
+    /// Removes the version with a token.
+    Erase,
+    /// Renews many claims.
+    Renew,
+    /// Removes bytes that are no record.
+    Discard,
+    /// One page of all records.
+    Scan,
+    /// One page of those that are not done.
+    ScanOpen,
+    /// Removes records past their retention.
+    PurgeRecords,
+    /// Removes outputs past theirs.
+    PurgeOutputs,
+    /// The life of what the store holds.
+    Generation,
+}
+
+/// How many statements there are.
+pub(crate) const VERBS: usize = 13;
+
+/// What a pooler that lends connections by the transaction leaves of settings, said in the statement itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waits {
+    /// The session has them.
+    BySession,
+    /// Each statement sets how long it waits for a lock, in milliseconds.
+    ByStatement(u128),
+}
+
+/// The statements for one schema.
+pub(crate) struct Sql {
+    texts: [String; VERBS],
+}
+
+/// Milliseconds of a parameter as an interval.
+const MS: &str = "interval '1 millisecond'";
+/// The most values of the sequence that one claim passes over to come above the fence that its record has had.
+const FENCE_STEPS_MAX: u32 = 1000;
+
+impl Sql {
+    pub(crate) fn new(schema: &str, waits: Waits) -> Sql {
+        // Read where the statement begins to wait, and gone with its transaction.
+        let wait = match waits {
+            Waits::BySession => String::new(),
+            Waits::ByStatement(millis) => {
+                format!("and (select set_config('lock_timeout', '{millis}ms', true)) is not null")
+            }
+        };
+        let task = format!("\"{schema}\".task");
+        let next_fence = format!("nextval('\"{schema}\".fence'::regclass)");
+        let texts = ALL.map(|verb| match verb {
+            Verb::Load => format!("select {COLUMNS} from {task} t where t.key = $1"),
+            Verb::InsertClaim => insert(&task, &next_fence, &wait),
+            Verb::InsertKeep => insert(&task, "$5", &wait),
+            Verb::ReplaceClaim => {
+                // Usually one value. A person's redrive raises a fence without the sequence, which then is passed by.
+                let steps = format!(
+                    "recursive step(fence, number) as (
+                         select {next_fence}, 1
+                         union all select {next_fence}, number + 1 from step where fence < $5 and number < {FENCE_STEPS_MAX}),
+                     held as materialized (
+                         select from {task} t where t.key = $1 and t.token = $2 for no key update skip locked),"
+                );
+                // A duplicate of a task that is long in its transaction must not keep a connection waiting.
+                replace(&task, &steps, "(select greatest(max(fence), $5) from step)", "and exists (select from held)")
+            }
+            Verb::ReplaceKeep => replace(&task, "", "$5", &wait),
+            Verb::Erase => format!(
+                "with gone as (delete from {task} t where t.key = $1 and t.token = $2 {wait} returning t.fence)
+                 select gone.fence, {NO_COLUMNS} from gone
+                 union all select null, {COLUMNS} from {task} t where t.key = $1 and not exists (select from gone)"
+            ),
+            // What another transaction holds is passed over: it may be completing.
+            Verb::Renew => format!(
+                "with want as (select * from unnest($1::text[], $2::uuid[], $3::uuid[], $4::bytea[]) as w(key, expected, token, body)),
+                      held as materialized (
+                          select t.key from {task} t join want on want.key = t.key
+                          where t.token = want.expected and t.state = 1
+                          order by t.key for update of t skip locked),
+                      put as (
+                          update {task} t set token = want.token, written_at = clock_timestamp(), body = want.body
+                          from held join want on want.key = held.key where t.key = held.key
+                          returning t.key, t.fence)
+                 select want.key, put.fence, {COLUMNS}
+                 from want left join put on put.key = want.key
+                      left join {task} t on t.key = want.key and put.key is null"
+            ),
+            Verb::Discard => format!(
+                "with gone as (delete from {task} where key = $1 and token = $2 and body = $3 {wait} returning 1)
+                 select 1 from gone"
+            ),
+            Verb::Scan => scan(&task, ""),
+            Verb::ScanOpen => scan(&task, "and state <> 3"),
+            Verb::PurgeRecords => format!(
+                "delete from {task} where key in (
+                     select key from {task}
+                     where expires_at <= (select clock_timestamp()) and state in (3, 4) and {AMONG}
+                     order by expires_at limit $1 for update skip locked)
+                 returning 1"
+            ),
+            Verb::PurgeOutputs => format!(
+                "update {task} set output = null, output_until = null where key in (
+                     select key from {task}
+                     where output_until <= (select clock_timestamp()) and state = 3 and expires_at > (select clock_timestamp())
+                           and {AMONG}
+                     order by output_until limit $1 for update skip locked)
+                 returning 1"
+            ),
+            Verb::Generation => format!(
+                "select pg_is_in_recovery(),
+                        case when pg_is_in_recovery() then null else substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) end,
+                        born::text
+                 from \"{schema}\".meta"
+            ),
+        });
+        Sql { texts }
+    }
+
+    pub(crate) fn text(&self, verb: Verb) -> &str {
+        &self.texts[verb as usize]
+    }
+}
+
+/// Every statement, in the order of the enumeration.
+const ALL: [Verb; VERBS] = [
+    Verb::Load,
+    Verb::InsertClaim,
+    Verb::InsertKeep,
+    Verb::ReplaceClaim,
+    Verb::ReplaceKeep,
+    Verb::Erase,
+    Verb::Renew,
+    Verb::Discard,
+    Verb::Scan,
+    Verb::ScanOpen,
+    Verb::PurgeRecords,
+    Verb::PurgeOutputs,
+    Verb::Generation,
+];
+
+impl Verb {
+    /// The types of its parameters.
+    pub(crate) fn types(self) -> &'static [Type] {
+        const LINE: &[Type] = &[
+            Type::TEXT,  // $1 key
+            Type::UUID,  // $2 the token that is expected
+            Type::UUID,  // $3 token
+            Type::UUID,  // $4 claim
+            Type::INT8,  // $5 fence
+            Type::INT2,  // $6 state
+            Type::INT4,  // $7 attempt
+            Type::TEXT,  // $8 owner
+            Type::INT2,  // $9 effect
+            Type::INT8,  // $10 retention
+            Type::INT8,  // $11 retention of the output
+            Type::INT8,  // $12 expires after
+            Type::INT8,  // $13 the output goes after
+            Type::TEXT,  // $14 type of the output
+            Type::BYTEA, // $15 output
+            Type::BYTEA, // $16 body
+        ];
+        // $1 most rows, $2 first key, $3 end of keys, $4 handler, $5 beginning of the id, $6 states, $7 least age
+        const AMONG: &[Type] =
+            &[Type::INT8, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::INT2_ARRAY, Type::INT8];
+        // And $8 behind this key, $9 most bytes
+        const SCAN: &[Type] = &[
+            Type::INT8,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::INT2_ARRAY,
+            Type::INT8,
+            Type::TEXT,
+            Type::INT8,
+        ];
+        match self {
+            Verb::Load => &[Type::TEXT],
+            Verb::InsertClaim | Verb::InsertKeep | Verb::ReplaceClaim | Verb::ReplaceKeep => LINE,
+            Verb::Erase => &[Type::TEXT, Type::UUID],
+            Verb::Renew => &[Type::TEXT_ARRAY, Type::UUID_ARRAY, Type::UUID_ARRAY, Type::BYTEA_ARRAY],
+            Verb::Discard => &[Type::TEXT, Type::UUID, Type::BYTEA],
+            Verb::Scan | Verb::ScanOpen => SCAN,
+            Verb::PurgeRecords | Verb::PurgeOutputs => AMONG,
+            Verb::Generation => &[],
+        }
+    }
+}
+
+/// Which keys and states a filter admits; `$7` is the least age of the last write, in milliseconds.
+const AMONG: &str = "key >= $2 and key < $3
+    and ($4::text is null or split_part(split_part(key, '/', 2), '@', 1) = $4)
+    and starts_with(substr(key, length(split_part(key, '/', 1)) + length(split_part(key, '/', 2)) + 3), $5)
+    and ($6::smallint[] is null or state = any($6))
+    and ($7 <= 0 or written_at <= clock_timestamp() - $7 * interval '1 millisecond')";
+
+/// A duplicate must cost no more than a read: no lock, no value of the sequence, and so no flush. So the row is looked for
+/// first, and nothing is tried where there is one. Who comes in between is met by the index, and then neither part
+/// has a row: the caller asks again.
+fn insert(task: &str, fence: &str, wait: &str) -> String {
+    format!(
+        "with there as materialized (select {COLUMNS} from {task} t where t.key = $1),
+              put as (
+                  insert into {task} (key, token, claim, fence, state, attempt, owner, effect, retention, output_retention,
+                                      written_at, expires_at, output_until, output_type, output, body)
+                  select $1, $3, $4, {fence}, $6, $7, $8, $9, $10, $11, clock_timestamp(),
+                         clock_timestamp() + $12 * {MS}, clock_timestamp() + $13 * {MS}, $14, $15, $16
+                  where not exists (select from there) {wait}
+                  on conflict (key) do nothing returning fence)
+         select put.fence, {NO_COLUMNS} from put union all select null, there.* from there"
+    )
+}
+
+pub(crate) fn replace(task: &str, steps: &str, fence: &str, wait: &str) -> String {
+    format!(
+        "with {steps} put as (
+                  update {task} t set token = $3, claim = $4, fence = {fence}, state = $6, attempt = $7, owner = $8, effect = $9,
+                         retention = $10, output_retention = $11, written_at = clock_timestamp(),
+                         expires_at = clock_timestamp() + $12 * {MS}, output_until = clock_timestamp() + $13 * {MS},
+                         output_type = $14, output = $15, body = $16
+                  where t.key = $1 and t.token = $2 {wait} returning t.fence)
+         select put.fence, {NO_COLUMNS} from put
+         union all select null, {COLUMNS} from {task} t where t.key = $1 and not exists (select from put)"
+    )
+}
+
+/// A window of rows in the order of their keys; those that do not match, and those behind the most bytes, without what they
+/// hold.
+fn scan(task: &str, only: &str) -> String {
+    format!(
+        "select w.key, w.is_match, coalesce(w.bytes_before, 0) < $9 as is_here, t.*
+         from (select key, ({AMONG}) as is_match,
+                      sum(case when {AMONG} then octet_length(body) + coalesce(octet_length(output), 0) else 0 end)
+                          over (order by key rows between unbounded preceding and 1 preceding) as bytes_before
+               from (select * from {task} where key > $8 and key >= $2 and key < $3 {only} order by key limit $1) as looked) as w
+              left join lateral (
+                  select {COLUMNS} from {task} t
+                  where t.key = w.key and w.is_match and coalesce(w.bytes_before, 0) < $9) as t on true
+         order by w.key"
+    )
+}

@@ -1,0 +1,388 @@
+//! The desk where writes wait, and the thread that joins those that wait into one commit.
+//!
+//! What a write does to a record is in `judge`.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, FileControl};
+use taskonce_core::error::{Error, ErrorKind, Result};
+use tokio::sync::oneshot;
+
+use crate::fault::{about, again, fault};
+use crate::judge::{Answer, Job, Judge};
+use crate::live::Live;
+use crate::schema::{Purpose, check_version, connect, gone};
+
+/// The most writes of one commit.
+const BATCH_MAX: usize = 256;
+/// The most writes that wait, in one process.
+const QUEUE_MAX: usize = 65_536;
+/// How long a process lets the others go first after each of its commits, while others write too: one nap of theirs.
+const PAUSE: Duration = Duration::from_micros(300);
+/// How long another process counts as writing too after it was noticed.
+const SHARED_FOR: Duration = Duration::from_secs(1);
+/// What the guard adds to a deadline, so that the writer's own, better error comes first.
+const GRACE: Duration = Duration::from_millis(15);
+
+type Reply = oneshot::Sender<Result<Answer>>;
+
+/// Where writes wait for the writer, and callers for their answers.
+#[derive(Default)]
+pub(crate) struct Desk {
+    state: Mutex<State>,
+    /// Wakes the writer.
+    work: Condvar,
+    /// Wakes the guard.
+    watch: Condvar,
+    /// Wakes who waits for the threads to end.
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Waiting>,
+    /// The callers of the batch that is being written, in its order; none where the guard has answered.
+    flight: Vec<Option<(Instant, Reply)>>,
+    is_closed: bool,
+    has_writer: bool,
+    has_guard: bool,
+    guard_is_idle: bool,
+}
+
+struct Waiting {
+    job: Job,
+    deadline: Instant,
+    reply: Reply,
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the threads, and waits for them within the deadline.
+    pub(crate) fn close(&self, patience: Duration) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        self.work.notify_all();
+        self.watch.notify_all();
+        let deadline = Instant::now() + patience;
+        while state.has_writer || state.has_guard {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits for something to write, and says until when the first caller waits. Nothing when the store is closed.
+    fn wait(&self) -> Option<Instant> {
+        let mut state = self.lock();
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            // Nobody waits any more for a write whose future was dropped.
+            while state.queue.front().is_some_and(|first| first.reply.is_closed()) {
+                state.queue.pop_front();
+            }
+            if let Some(first) = state.queue.front() {
+                return Some(first.deadline);
+            }
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Takes what waits into flight.
+    fn take(&self) -> Vec<Job> {
+        let mut state = self.lock();
+        let size = state.queue.len().min(BATCH_MAX);
+        let mut jobs = Vec::with_capacity(size);
+        let State { queue, flight, .. } = &mut *state;
+        flight.clear();
+        for waiting in queue.drain(..size).filter(|waiting| !waiting.reply.is_closed()) {
+            jobs.push(waiting.job);
+            flight.push(Some((waiting.deadline, waiting.reply)));
+        }
+        jobs
+    }
+
+    /// Answers the batch that was in flight.
+    fn answer(&self, answers: impl IntoIterator<Item = Result<Answer>>) {
+        let flight = std::mem::take(&mut self.lock().flight);
+        for (caller, answer) in flight.into_iter().zip(answers) {
+            if let Some((_, reply)) = caller {
+                // A dropped future wants no answer.
+                let _ = reply.send(answer);
+            }
+        }
+    }
+
+    /// Refuses the callers whose time is up, in flight or waiting.
+    fn refuse_late(&self, now: Instant, why: &Error) {
+        let mut state = self.lock();
+        let mut late = Vec::new();
+        for caller in &mut state.flight {
+            late.extend(caller.take_if(|(deadline, _)| *deadline <= now).map(|(_, reply)| reply));
+        }
+        while let Some(waiting) = state.queue.pop_front_if(|first| first.deadline <= now) {
+            late.push(waiting.reply);
+        }
+        drop(state);
+        refuse(late, why);
+    }
+
+    /// Refuses the callers in flight, whose jobs are gone. Those who wait keep their turn.
+    fn refuse_flight(&self, why: &Error) {
+        let flight = std::mem::take(&mut self.lock().flight);
+        refuse(flight.into_iter().flatten().map(|(_, reply)| reply).collect(), why);
+    }
+
+    /// Refuses all who wait or are in flight.
+    fn refuse_all(&self, why: &Error) {
+        let mut state = self.lock();
+        let mut all: Vec<Reply> = state.flight.drain(..).flatten().map(|(_, reply)| reply).collect();
+        all.extend(state.queue.drain(..).map(|waiting| waiting.reply));
+        drop(state);
+        refuse(all, why);
+    }
+}
+
+fn refuse(callers: Vec<Reply>, why: &Error) {
+    for reply in callers {
+        let _ = reply.send(Err(again(why)));
+    }
+}
+
+impl Live {
+    /// Hands a job to the writer.
+    pub(crate) fn ask(self: &Arc<Live>, job: Job) -> Result<oneshot::Receiver<Result<Answer>>> {
+        let (reply, answer) = oneshot::channel();
+        let deadline = Instant::now() + self.options().timeout;
+        let mut state = self.desk.lock();
+        if state.queue.len() >= QUEUE_MAX {
+            return Err(about(self.path(), ErrorKind::TimedOut, format!("{QUEUE_MAX} writes wait already")));
+        }
+        if !state.has_writer {
+            self.spawn("taskonce-write", Live::write_until_closed)?;
+            state.has_writer = true;
+        }
+        if !state.has_guard {
+            self.spawn("taskonce-guard", Live::guard_until_closed)?;
+            state.has_guard = true;
+        }
+        let is_first = state.queue.is_empty();
+        let guard_sleeps = std::mem::take(&mut state.guard_is_idle);
+        state.queue.push_back(Waiting { job, deadline, reply });
+        drop(state);
+        if is_first {
+            self.desk.work.notify_one();
+        }
+        if guard_sleeps {
+            self.desk.watch.notify_one();
+        }
+        Ok(answer)
+    }
+
+    fn spawn(self: &Arc<Live>, name: &str, run: fn(&Arc<Live>)) -> Result<()> {
+        let live = Arc::clone(self);
+        std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&live)).map(drop).map_err(|error| {
+            about(self.path(), ErrorKind::Unreachable, format!("starting a thread failed: {error}")).with_source(error)
+        })
+    }
+
+    /// Answers in time when the writer cannot, because the disk hangs. Sleeps while nobody waits.
+    fn guard_until_closed(self: &Arc<Live>) {
+        let mut state = self.desk.lock();
+        while !state.is_closed {
+            let in_flight = state.flight.iter().flatten().map(|(deadline, _)| *deadline);
+            let first = in_flight.chain(state.queue.front().map(|first| first.deadline)).min();
+            state.guard_is_idle = first.is_none();
+            let Some(first) = first else {
+                state = self.desk.watch.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = (first + GRACE).saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                drop(state);
+                let why =
+                    about(self.path(), ErrorKind::TimedOut, format!("no commit within {:?}", self.options().timeout));
+                self.desk.refuse_late(
+                    first,
+                    &why.with_hint(
+                        "the disk is slow or hangs; raise `timeout` in the store's URL if that is normal here",
+                    ),
+                );
+                state = self.desk.lock();
+            } else {
+                state = self.desk.watch.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+        state.has_guard = false;
+        self.desk.ended.notify_all();
+    }
+
+    fn write_until_closed(self: &Arc<Live>) {
+        let _end = WriterEnd(self);
+        let mut shared_until = Instant::now();
+        while let Some(deadline) = self.desk.wait() {
+            if Instant::now() < shared_until {
+                std::thread::sleep(PAUSE);
+            }
+            self.turn.wait_until(deadline);
+            let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            let written = self.write_batch(&mut writer);
+            if written.as_ref().is_err_and(|error| error.kind() != ErrorKind::Locked) {
+                // A connection that met an error of the disk or the file is not trusted again.
+                *writer = None;
+            }
+            // Put down before anyone is answered: who has an answer may fork.
+            drop(writer);
+            let mut is_shared = self.turn.take_waited();
+            match written {
+                Ok((others, answers)) => {
+                    is_shared |= others == Others::Wrote;
+                    self.desk.answer(answers);
+                }
+                Err(error) if error.kind() == ErrorKind::Locked => {
+                    self.desk.refuse_flight(&error);
+                    self.desk.refuse_late(Instant::now(), &error);
+                }
+                Err(error) => self.desk.refuse_all(&error),
+            }
+            if is_shared {
+                shared_until = Instant::now() + SHARED_FOR;
+            }
+        }
+        // The last connection of all writes the log back into the file, while the drop of the store waits.
+        *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.discard_readers();
+    }
+
+    /// Writes what waits in one transaction. The answers are true from its commit on.
+    fn write_batch(&self, writer: &mut Option<Connection>) -> Result<(Others, Answers)> {
+        let conn: &Connection = match writer {
+            Some(conn) => conn,
+            None => writer.insert(connect(self.path(), self.options(), Purpose::Write, &self.turn)?),
+        };
+        let seen = data_version(conn);
+        run(conn, "BEGIN IMMEDIATE").map_err(|error| fault(self.path(), "waiting for the turn to write", error))?;
+        let batch = self.batch_inside(conn, seen);
+        let committed = batch.and_then(|batch| {
+            run(conn, "COMMIT").map(|()| batch).map_err(|error| fault(self.path(), "committing", error))
+        });
+        if committed.is_err() {
+            // SQLite may have rolled back by itself; the first error says more than the second.
+            let _ = run(conn, "ROLLBACK");
+        }
+        committed
+    }
+
+    fn batch_inside(&self, conn: &Connection, seen: Option<u32>) -> Result<(Others, Answers)> {
+        if has_moved(conn) {
+            self.discard_readers();
+            return Err(gone(self.path()));
+        }
+        let others = if data_version(conn) == seen { Others::Idle } else { Others::Wrote };
+        if others == Others::Wrote {
+            check_version(conn, self.path())?;
+        }
+        let failed = |error| fault(self.path(), "writing", error);
+        let mut judge = Judge::new(conn, self.now());
+        let mut answers = Vec::new();
+        // Taken only now that the turn has come, so that all who came during the wait share this commit.
+        for job in self.desk.take() {
+            answers.push(judge.judge(job).map_err(failed)?);
+        }
+        judge.finish().map_err(failed)?;
+        Ok((others, answers))
+    }
+}
+
+/// The answers of a batch, in its order.
+type Answers = Vec<Result<Answer>>;
+
+/// Whether other processes wrote since this one did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Others {
+    Idle,
+    Wrote,
+}
+
+/// Makes room for another writer when this one ends, in a panic too: who waits is told, and the next write starts one.
+struct WriterEnd<'live>(&'live Arc<Live>);
+
+impl Drop for WriterEnd<'_> {
+    fn drop(&mut self) {
+        let desk = &self.0.desk;
+        desk.refuse_all(&about(self.0.path(), ErrorKind::Unreachable, "the thread that writes has ended"));
+        desk.lock().has_writer = false;
+        desk.ended.notify_all();
+    }
+}
+
+fn run(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
+    conn.prepare_cached(sql)?.execute([]).map(drop)
+}
+
+/// Moves when another connection has written. Of no use where SQLite cannot tell.
+fn data_version(conn: &Connection) -> Option<u32> {
+    let mut version = 0;
+    conn.file_control(None::<&str>, FileControl::DataVersion(&mut version)).ok().map(|()| version)
+}
+
+#[cfg(unix)]
+fn has_moved(conn: &Connection) -> bool {
+    let mut moved = 0;
+    conn.file_control(None::<&str>, FileControl::HasMoved(&mut moved)).is_ok() && moved != 0
+}
+
+/// Where files in use cannot be removed.
+#[cfg(not(unix))]
+fn has_moved(_conn: &Connection) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use crate::schema::{Turn, VERSION};
+
+    /// Once only those whose time was up were told so. The others of the batch were left to the guard, which told them
+    /// of a disk that hangs.
+    #[test]
+    fn a_batch_that_is_locked_at_its_commit_is_answered_with_its_own_cause() {
+        const BOUND: Duration = Duration::from_secs(20);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tasks.db");
+        let options = Options { timeout: Duration::from_millis(500), ..Options::default() };
+        let turn = Turn::new(options.timeout);
+        let conn = connect(&path, &options, Purpose::Open, &turn).unwrap();
+        // Without a write-ahead log a reader holds up the commit, not the turn.
+        conn.execute_batch(include_str!("../schema.sql")).unwrap();
+        conn.pragma_update(None, "user_version", VERSION).unwrap();
+        let live = Live::new(path.clone(), options.clone(), Some(conn), turn);
+        let (beside, reading) = (Connection::open(&path).unwrap(), Connection::open(&path).unwrap());
+        reading.execute_batch("BEGIN; SELECT * FROM store").unwrap();
+        beside.execute_batch("BEGIN IMMEDIATE").unwrap();
+
+        let began = Instant::now();
+        let first = live.ask(Job::Probe).unwrap();
+        while began.elapsed() < options.timeout / 2 {
+            std::thread::yield_now();
+        }
+        let second = live.ask(Job::Probe).unwrap();
+        beside.execute_batch("ROLLBACK").unwrap();
+        // The guard may come first to the one whose time was up.
+        first.blocking_recv().unwrap().unwrap_err();
+        let error = second.blocking_recv().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Locked, "{error:?}");
+        reading.execute_batch("ROLLBACK").unwrap();
+        live.ask(Job::Probe).unwrap().blocking_recv().unwrap().unwrap();
+        live.desk.close(BOUND);
+    }
+}
