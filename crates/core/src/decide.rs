@@ -12,7 +12,7 @@ use crate::record::{
     Aftermath, ClaimId, DropReason, Event, EventKind, Failure, FailureClass, Fence, Found, Output, Record, State,
     Token, WallTime,
 };
-use crate::step::{self, StepState};
+use crate::step::{self, Step, StepState};
 
 /// A claim call: who asks, for what payload, under which policy.
 #[derive(Clone, Copy, Debug)]
@@ -175,13 +175,23 @@ fn end(record: Record, state: State, stamp: Stamp) -> Record {
     Record { state, token: stamp.token, delay: Duration::ZERO, state_age: Duration::ZERO, ..record }
 }
 
-/// No attempt follows: dead, unless a step is in doubt. Then a person has to look.
 fn end_without_attempts(record: Record, stamp: Stamp) -> Record {
-    let state = if step::is_in_doubt(&record.steps) { State::Parked } else { State::Dead };
+    let state = without_attempts(&record.steps);
     end(record, state, stamp)
 }
 
-/// An end that was decided, over the record that is there: the steps that were written meanwhile stay.
+/// No attempt follows: dead, unless a step is in doubt. Then a person has to look.
+fn without_attempts(steps: &[Step]) -> State {
+    if step::is_in_doubt(steps) { State::Parked } else { State::Dead }
+}
+
+/// Whether this failure of a handler parks its task, however many attempts are left.
+fn parks(effect: Effect, failure: &Failure) -> bool {
+    failure.class.parks() || (effect == Effect::Unrepeatable && failure.aftermath == Aftermath::InDoubt)
+}
+
+/// An end that was decided, over the record that is there: the steps that were written meanwhile stay, and whether one of
+/// them is in doubt is judged again.
 #[must_use]
 pub fn carry(end: &Record, found: &Record) -> Record {
     let steps = match end.state {
@@ -189,8 +199,9 @@ pub fn carry(end: &Record, found: &Record) -> Record {
         State::Running | State::Waiting | State::Dead | State::Parked => found.steps.clone(),
     };
     let state = match end.state {
-        State::Dead if step::is_in_doubt(&steps) => State::Parked,
-        state @ (State::Running | State::Waiting | State::Done | State::Dead | State::Parked) => state,
+        State::Parked if end.failure.as_ref().is_some_and(|failure| parks(end.effect, failure)) => State::Parked,
+        State::Dead | State::Parked => without_attempts(&steps),
+        state @ (State::Running | State::Waiting | State::Done) => state,
     };
     Record { state, steps, ..end.clone() }
 }
@@ -229,8 +240,7 @@ pub fn completed_elsewhere(held: &Record, token: Token, output: Output) -> Recor
 pub fn fail(held: &Record, failure: &Failure, policy: &Policy, ran_for: Duration, random: u64, stamp: Stamp) -> Record {
     let mut failed = Record { ran_for, ..held.clone() };
     note_failure(&mut failed, failure, stamp.at);
-    let in_doubt = failed.effect == Effect::Unrepeatable && failure.aftermath == Aftermath::InDoubt;
-    if in_doubt || failure.class.parks() {
+    if parks(failed.effect, failure) {
         return end(failed, State::Parked, stamp);
     }
     let for_good = match failure.class {

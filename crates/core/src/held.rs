@@ -418,7 +418,7 @@ impl Held {
     fn intend(&self, next: impl FnOnce(&Record) -> Record) {
         let mut inner = self.lock();
         if inner.intent.is_none() {
-            inner.intent = Some(Arc::new(inner.without_unbegun(next(&inner.record))));
+            inner.intent = Some(Arc::new(next(&inner.without_unbegun(&inner.record))));
             inner.phase = Phase::Settling;
         }
     }
@@ -439,7 +439,7 @@ impl Held {
     /// handler's recorded, or whose answer was lost. It stays recorded, or it would run again.
     fn carry(&self, intent: &Record, found: Arc<Record>) -> (Arc<Record>, Arc<Record>) {
         let mut inner = self.lock();
-        let carried = Arc::new(inner.without_unbegun(decide::carry(intent, &found)));
+        let carried = Arc::new(decide::carry(intent, &inner.without_unbegun(&found)));
         inner.intent = Some(Arc::clone(&carried));
         (found, carried)
     }
@@ -486,11 +486,11 @@ impl Held {
 }
 
 impl Inner {
-    /// An end without the intent of the step that did not begin.
-    fn without_unbegun(&self, end: Record) -> Record {
+    /// The running record without the intent of the step that did not begin: what an end is decided from.
+    fn without_unbegun(&self, record: &Record) -> Record {
         match self.not_begun {
-            Some(place) => step::undo(&end, place),
-            None => end,
+            Some(place) => step::undo(record, place),
+            None => record.clone(),
         }
     }
 }

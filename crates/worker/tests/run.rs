@@ -367,6 +367,10 @@ async fn every_outcome_says_what_to_do_with_its_delivery() {
     let other = Handler::new("worker", "1").unwrap().task("busy", &Input::from_json(b"1").unwrap()).unwrap();
     let mismatch = bench.ledger.run(&other, &once, ok).await.unwrap();
     assert_eq!(mismatch.settlement(), Settlement::DeadLetter("mismatch"));
+    let found = bench.ledger.show(&busy.key).await.unwrap();
+    let taken_over = Outcome::<u8>::ClaimLost { found };
+    assert!(matches!(taken_over.settlement(), Settlement::Defer(left) if left > Duration::from_millis(300)));
+    assert!(matches!(Outcome::<u8>::ClaimLost { found: None }.settlement(), Settlement::Defer(_)));
     drop(claim);
 }
 

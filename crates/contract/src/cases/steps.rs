@@ -198,8 +198,19 @@ pub(super) async fn a_step_that_was_stored_unanswered_outlives_the_end_of_its_cl
     let claim = run(actor.claim(&task, &policy).await);
     actor.store.plan([Fault::After]);
     begin(&actor, &claim, 0, "charge").await.expect_err("the answer is lost");
-    let end = recorded(claim.fail(Failure::permanent("no")).await);
-    assert_eq!((end.state, told(&end)), (State::Parked, vec![("charge", StepState::Begun)]), "it is in doubt");
+    let failed = recorded(claim.fail(Failure::permanent("no")).await);
+    assert_eq!((failed.state, told(&failed)), (State::Parked, vec![("charge", StepState::Begun)]), "it is in doubt");
+    let claim = run(actor.claim(&stage.task("ended unheard"), &policy).await);
+    begin(&actor, &claim, 0, "charge").await.unwrap();
+    actor.store.plan([Fault::After]);
+    end(&actor, &claim, 0, "charge").await.expect_err("the answer is lost");
+    let failed = recorded(claim.fail(Failure::permanent("no")).await);
+    assert_eq!((failed.state, told(&failed)), (State::Dead, vec![("charge", StepState::Done)]), "nothing is in doubt");
+    let claim = run(actor.claim(&stage.task("not begun"), &policy).await);
+    begin(&actor, &claim, 0, "charge").await.unwrap();
+    claim.held().did_not_begin(0);
+    let failed = recorded(claim.fail(Failure::permanent("no")).await);
+    assert_eq!((failed.state, told(&failed)), (State::Dead, vec![]), "it did not begin");
 }
 
 /// A heartbeat was answered after the step that followed it was stored, and the process held the record from before the
