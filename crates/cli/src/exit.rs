@@ -101,6 +101,7 @@ impl Code {
             | ErrorKind::NewerFormat
             | ErrorKind::NewerSchema
             | ErrorKind::Protocol
+            | ErrorKind::Closed
             | ErrorKind::BadOutput => Code::StoreAway,
             ErrorKind::Denied
             | ErrorKind::NoSchema
@@ -124,6 +125,7 @@ impl Code {
             | ErrorKind::PointerMissing
             | ErrorKind::NothingChosen
             | ErrorKind::BadCursor
+            | ErrorKind::BadEnvelope
             | ErrorKind::DuplicateHandler => Code::Usage,
             ErrorKind::NotFound | ErrorKind::WrongState => Code::NotSo,
             ErrorKind::ClaimLost | ErrorKind::Changed => Code::Busy,

@@ -52,10 +52,12 @@
 //! * [`trace`]: the text form of a story about one or two tasks, its parser, and its player.
 //! * [`model`]: the protocol in a few lines, written apart from the code that it checks.
 //! * [`records`]: any record, for property tests of your own encoding.
+//! * [`broker`]: what a source of deliveries promises, as a suite of its own.
 //! * [`transactional`]: what a driver promises that lets a transaction of the user's complete a claim.
 //! * `fixtures/v1/records.json`: records of format 1 as bytes, with what they say. `vectors/keys.json`: keys and their
 //!   digests.
 
+pub mod broker;
 mod cases;
 mod faulty;
 mod host;

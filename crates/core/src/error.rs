@@ -128,6 +128,11 @@ kinds! {
     // A transaction of the caller's.
     /// The record is not this claim's any more: another took over, or a person changed it. Nothing of it was locked.
     ClaimLost = "claim_lost", Never, hint "roll the transaction back; whoever holds the task now runs it";
+    // Sources.
+    /// What was to be sent, or why something died, breaks a limit. Nothing was queued or moved.
+    BadEnvelope = "bad_envelope", Never, hint "keep within the limits named above";
+    /// This handle of a source was closed.
+    Closed = "closed", Never, hint "open the source again";
     // What a person asked for.
     /// There is no record of the task.
     NotFound = "not_found", Never, hint "check the key; `taskonce list` shows what there is";

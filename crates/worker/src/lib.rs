@@ -1,7 +1,7 @@
 //! Runs tasks of taskonce: heartbeats, cancellation, completion that survives cancellation, and waiting for another's run.
 //!
 //! [`run::Run`] is what users call; [`heartbeat::Heart`] keeps claims alive on a thread of its own; [`clock::SystemHost`]
-//! is this process.
+//! is this process. [`source::Source`] is the port of brokers, where deliveries come from.
 
 pub mod run;
 pub mod steps;
@@ -11,6 +11,7 @@ pub mod elsewhere;
 pub mod outcome;
 pub mod heartbeat;
 pub mod clock;
+pub mod source;
 mod wait;
 
 pub use clock::SystemHost;
