@@ -246,6 +246,18 @@ pub(crate) fn count_of_nextest(output: &str) -> Count {
     Count { ran, skipped: before(summary, " skipped") }
 }
 
+/// Tests that passed only when they were tried again, in the output of `cargo nextest run`: its last lines, below the
+/// summary, such as `FLAKY 2/2 [ 0.029s] (2/3) taskonce-core keys::a_key_is_long`.
+pub(crate) fn second_tries_of_nextest(output: &str) -> Vec<String> {
+    let lines = output.lines().skip_while(|line| !line.trim_start().starts_with("Summary ["));
+    let flaky = lines.filter_map(|line| line.trim_start().strip_prefix("FLAKY "));
+    let name = |line: &str| {
+        let (_, rest) = line.split_once("] ")?;
+        Some(rest.trim_start().split_once(") ").map_or(rest, |(_, name)| name).trim().to_owned())
+    };
+    flaky.filter_map(name).collect()
+}
+
 /// The number that stands right before `word`; zero where there is none.
 fn before(line: &str, word: &str) -> usize {
     let Some(end) = line.find(word) else { return 0 };
@@ -296,6 +308,25 @@ mod tests {
         assert_eq!(suites[0].label(), "taskonce-core lib taskonce_core");
         assert_eq!(suites[0].folder, Path::new("/w/crates/core"));
         assert_eq!(package_name("path+file:///w/crates/taskonce#0.1.0"), "taskonce");
+    }
+
+    #[test]
+    fn tests_that_passed_at_their_second_try_are_named() {
+        let output = "  TRY 1 FAIL [   0.457s] (───) plot::more other
+  stdout ───
+
+    FLAKY 1/1 [   0.001s] (1/1) what a test printed
+
+  TRY 2 PASS [   0.013s] (3/3) plot::more other
+────────────
+     Summary [   0.489s] 3 tests run: 3 passed (2 flaky), 0 skipped
+   FLAKY 2/2 [   0.029s] (2/3) plot tests::late
+   FLAKY 2/2 [   0.013s] (3/3) plot::more other
+";
+        assert_eq!(second_tries_of_nextest(output), ["plot tests::late", "plot::more other"]);
+        assert_eq!(count_of_nextest(output), Count { ran: 3, skipped: 0 });
+        let steady = "     Summary [   0.489s] 3 tests run: 3 passed, 0 skipped\n";
+        assert!(second_tries_of_nextest(steady).is_empty());
     }
 
     #[test]

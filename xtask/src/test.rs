@@ -254,19 +254,18 @@ fn tests(context: &Context) -> Result<String> {
     }
     faults.extend(suites::contract_gaps(&suites));
 
-    // They run as long as this value, and end with this program, however it ends.
-    let stands = match context.services {
-        Services::Needed => Some(Stands::start().context("the servers that many tests share")?),
-        Services::LeftOut => None,
-    };
-    let environment = stands.as_ref().map(|stands| stands.environment().to_vec()).unwrap_or_default();
+    let stands = stands(context)?;
+    let environment = environment(stands.as_ref());
     let environment: Vec<(&str, &str)> = environment.iter().map(|(name, url)| (*name, url.as_str())).collect();
     let filters = context.selection.filters();
     let mut nextest = process::cargo();
     nextest.args(["nextest", "--version"]);
+    let mut late = Vec::new();
     let (runner, ran) = if process::answers(nextest) {
         let run = [&["nextest", "run", "--locked", "--no-fail-fast"], &selection[..], &filters].concat();
-        ("nextest", cargo(context, &run, &environment).map(|output| suites::count_of_nextest(&output)))
+        let ended = cargo(context, &run, &environment);
+        late.extend(ended.iter().flat_map(|output| suites::second_tries_of_nextest(output)));
+        ("nextest", ended.map(|output| suites::count_of_nextest(&output)))
     } else {
         let run = [&["test", "--locked", "--no-fail-fast"], &selection[..], &filters].concat();
         ("cargo test", cargo(context, &run, &environment).map(|output| suites::count_of_cargo_test(&output)))
@@ -276,10 +275,27 @@ fn tests(context: &Context) -> Result<String> {
         Ok(count) => faults.extend(miscount(count, expected)),
     }
     if faults.is_empty() {
-        Ok(format!("{} tests in {} binaries, by {runner}", expected.ran, suites.len()))
+        Ok(format!("{} tests in {} binaries, by {runner}{}", expected.ran, suites.len(), tried_twice(&late)))
     } else {
         bail!(faults.join("\n"))
     }
+}
+
+/// The servers that many tests share. They run as long as this value, and end with this program, however it ends.
+fn stands(context: &Context) -> Result<Option<Stands>> {
+    match context.services {
+        Services::Needed => Stands::start().context("the servers that many tests share").map(Some),
+        Services::LeftOut => Ok(None),
+    }
+}
+
+fn environment(stands: Option<&Stands>) -> Vec<(&'static str, String)> {
+    stands.map(|stands| stands.environment().to_vec()).unwrap_or_default()
+}
+
+/// Names the tests that needed a second try: each is a fault to look for.
+fn tried_twice(late: &[String]) -> String {
+    if late.is_empty() { String::new() } else { format!("; {} at the second try: {}", late.len(), late.join(", ")) }
 }
 
 /// Says so when not exactly the expected tests ran.
@@ -310,7 +326,8 @@ fn planted_faults(context: &Context) -> Result<String> {
         Services::Needed => Vec::new(),
         Services::LeftOut => programs::SERVICES.iter().flat_map(|program| program.packages).copied().collect(),
     };
-    mutants::check(&context.root, &context.target, &[], &excluded)
+    let stands = stands(context)?;
+    mutants::check(&context.root, &context.target, &[], &excluded, &environment(stands.as_ref()))
 }
 
 #[cfg(test)]
@@ -348,6 +365,12 @@ mod tests {
         assert!(text.contains("tidy       passed       1.5  fine\n"), "{text}");
         assert!(text.contains("docs       FAILED       1.5  bad link\n"), "{text}");
         assert!(text.ends_with("\n1 passed, 1 failed\n"), "{text}");
+    }
+
+    #[test]
+    fn tests_that_needed_a_second_try_are_named_in_the_line_of_their_step() {
+        assert_eq!(tried_twice(&[]), "");
+        assert_eq!(tried_twice(&["a x".into(), "b y".into()]), "; 2 at the second try: a x, b y");
     }
 
     #[test]

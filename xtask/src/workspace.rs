@@ -49,12 +49,16 @@ pub(crate) fn metadata(root: &Path) -> Result<Value> {
     serde_json::from_str(&process::stdout_of(command)?).context("cargo metadata is not JSON")
 }
 
-/// The folder that cargo builds into.
-pub(crate) fn target_folder(root: &Path) -> Result<PathBuf> {
+/// `cargo metadata` of our own packages, which it has at once.
+pub(crate) fn packages(root: &Path) -> Result<Value> {
     let mut command = process::cargo();
     command.current_dir(root).args(["metadata", "--format-version", "1", "--locked", "--no-deps"]);
-    let metadata: Value = serde_json::from_str(&process::stdout_of(command)?)?;
-    Ok(PathBuf::from(text(&metadata["target_directory"])))
+    serde_json::from_str(&process::stdout_of(command)?).context("cargo metadata is not JSON")
+}
+
+/// The folder that cargo builds into.
+pub(crate) fn target_folder(root: &Path) -> Result<PathBuf> {
+    Ok(PathBuf::from(text(&packages(root)?["target_directory"])))
 }
 
 /// A JSON string, or nothing.

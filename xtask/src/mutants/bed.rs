@@ -1,26 +1,32 @@
 //! A copy of the tree in which faults are planted, with a build folder of its own.
 
-use std::collections::HashSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::list::{Fault, Test};
+use super::seed;
 use crate::process::{self, Show};
 use crate::suites::{self, Suite};
 use crate::workspace;
 
 /// How long a named test may run, with or without a fault.
 const TEST_MAX: Duration = Duration::from_secs(60);
+/// The folder of a build folder that tests are compiled into.
+const PROFILE: &str = "debug";
 
 /// What became of a planted fault.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Every named test failed.
     Caught,
-    /// These tests passed all the same.
+    /// The same, but these did so only when they were tried again.
+    CaughtAtSecondTry(Vec<String>),
+    /// These tests passed all the same, twice.
     Missed(String),
     /// Nothing can be said: the entry is wrong.
     Unusable(String),
@@ -34,24 +40,88 @@ enum Trial {
     Neither(String),
 }
 
+/// What all copies are made of.
+pub(crate) struct Ground {
+    root: PathBuf,
+    files: Vec<PathBuf>,
+    /// Where the tree itself is built.
+    target: PathBuf,
+    /// Our packages, and what may hold tests in each: `lib`, and the files in its `tests/`. With each the features that
+    /// the manifest says it needs, as cargo takes them: with commas.
+    packages: BTreeMap<String, BTreeMap<String, String>>,
+    /// Names the servers that many tests share to them.
+    environment: Vec<(&'static str, String)>,
+}
+
+impl Ground {
+    /// Reads the tree at `root`, which is built in `target`.
+    pub(crate) fn survey(
+        root: &Path,
+        files: Vec<PathBuf>,
+        target: &Path,
+        environment: &[(&'static str, String)],
+    ) -> Result<Ground> {
+        let metadata = workspace::packages(root)?;
+        let mut packages = BTreeMap::new();
+        for package in suites::members(&metadata) {
+            let mut targets = BTreeMap::new();
+            for target in workspace::list(&package["targets"]) {
+                let name = match workspace::text(&target["kind"][0]) {
+                    "test" => workspace::text(&target["name"]),
+                    "lib" => "lib",
+                    _ => continue,
+                };
+                let features = workspace::list(&target["required-features"]).iter().map(workspace::text);
+                targets.insert(name.to_owned(), features.collect::<Vec<_>>().join(","));
+            }
+            packages.insert(workspace::text(&package["name"]).to_owned(), targets);
+        }
+        let environment = environment.to_vec();
+        Ok(Ground { root: root.to_path_buf(), files, target: target.to_path_buf(), packages, environment })
+    }
+
+    /// What selects a test's binary.
+    fn selection<'t>(&'t self, test: &'t Test) -> Vec<&'t str> {
+        let features = self.packages.get(&test.package).and_then(|targets| targets.get(&test.target));
+        let mut arguments = vec!["--package", &test.package];
+        match features.map(String::as_str) {
+            // Cargo demands these, and no more of the package compiles faster.
+            Some(features) if !features.is_empty() => arguments.extend(["--features", features]),
+            // Packages that have no such target add nothing but their demands on the packages of others. With these, others are
+            // compiled as they are for the tree itself, and need not be compiled again.
+            _ => {
+                let others = self.packages.iter().filter(|(_, targets)| !targets.contains_key(&test.target));
+                arguments.extend(others.flat_map(|(name, _)| ["--package", name]));
+            }
+        }
+        match test.target.as_str() {
+            "lib" => arguments.push("--lib"),
+            file => arguments.extend(["--test", file]),
+        }
+        arguments
+    }
+}
+
 /// The copy.
-pub(crate) struct Bed {
+pub(crate) struct Bed<'a> {
+    ground: &'a Ground,
     tree: PathBuf,
     build: PathBuf,
 }
 
-impl Bed {
+impl<'a> Bed<'a> {
     /// Makes the copy in `place`, or brings an earlier one up to date.
     ///
     /// A file is written only where it differs, so that cargo builds again only what changed, and always with a new
     /// time, so that it does build that.
-    pub(crate) fn prepare(root: &Path, files: &[PathBuf], place: &Path) -> Result<Bed> {
-        let bed = Bed { tree: place.join("tree"), build: place.join("build") };
+    pub(crate) fn prepare(ground: &'a Ground, place: &Path) -> Result<Bed<'a>> {
+        let bed = Bed { ground, tree: place.join("tree"), build: place.join("build") };
         std::fs::create_dir_all(&bed.tree)?;
-        let wanted: HashSet<&Path> = files.iter().map(PathBuf::as_path).collect();
+        let wanted: HashSet<&Path> = ground.files.iter().map(PathBuf::as_path).collect();
         remove_others(&bed.tree, &bed.tree, &wanted)?;
-        for file in files {
-            let bytes = std::fs::read(root.join(file)).with_context(|| format!("cannot read {}", file.display()))?;
+        for file in &ground.files {
+            let bytes =
+                std::fs::read(ground.root.join(file)).with_context(|| format!("cannot read {}", file.display()))?;
             let copy = bed.tree.join(file);
             if std::fs::read(&copy).is_ok_and(|old| old == bytes) {
                 continue;
@@ -64,19 +134,40 @@ impl Bed {
         Ok(bed)
     }
 
-    /// Demands that every named test is there and passes as long as no fault is planted.
-    pub(crate) fn demand_success_unmutated(&self, faults: &[Fault]) -> Result<()> {
-        let mut seen = HashSet::new();
-        for test in faults.iter().flat_map(|fault| &fault.caught).filter(|test| seen.insert(*test)) {
-            let suite =
-                self.compile(test)?.map_err(|errors| anyhow::anyhow!("the tree does not compile:\n{errors}"))?;
-            match try_test(&suite, test)? {
+    /// Takes what was compiled of other people's packages for the tree itself, or for another bed.
+    pub(crate) fn take_from_others(&self, beds: &[Bed<'_>]) -> Result<()> {
+        let others = beds.iter().map(|bed| &bed.build).filter(|build| **build != self.build);
+        let ours = self.ground.packages.keys().map(String::as_str).collect();
+        for build in others.chain([&self.ground.target]) {
+            seed::take(&build.join(PROFILE), &self.build.join(PROFILE), &ours)?;
+        }
+        Ok(())
+    }
+
+    /// Demands that these tests are there and pass as long as no fault is planted. Says which did so only at their
+    /// second try.
+    pub(crate) fn demand_success_unmutated(&self, tests: &[&Test]) -> Result<Vec<String>> {
+        let mut late = Vec::new();
+        let mut suites = BTreeMap::new();
+        for test in tests {
+            let suite = match suites.entry((&test.package, &test.target)) {
+                Entry::Occupied(there) => there.into_mut(),
+                Entry::Vacant(place) => {
+                    place.insert(self.compile(test)?.map_err(|errors| anyhow!("the tree does not compile:\n{errors}"))?)
+                }
+            };
+            let mut trial = self.try_test(suite, test)?;
+            if matches!(trial, Trial::Failed) {
+                trial = self.try_test(suite, test)?;
+                late.push(test.name.clone());
+            }
+            match trial {
                 Trial::Passed => {}
                 Trial::Failed => bail!("{} of {} fails without any fault", test.name, test.package),
                 Trial::Neither(reason) => bail!("{} of {}: {reason}", test.name, test.package),
             }
         }
-        Ok(())
+        Ok(late)
     }
 
     /// Plants a fault, runs its tests, and takes it out again.
@@ -95,20 +186,29 @@ impl Bed {
         verdict
     }
 
+    /// A test that passes is tried again before that counts: another bed, or the machine, may have been in its way.
     fn judge(&self, fault: &Fault) -> Result<Verdict> {
-        let mut passed = Vec::new();
+        let (mut passed, mut late) = (Vec::new(), Vec::new());
         for test in &fault.caught {
             let suite = match self.compile(test)? {
                 Ok(suite) => suite,
                 Err(errors) => return Ok(Verdict::Unusable(format!("it does not compile:\n{errors}"))),
             };
-            match try_test(&suite, test)? {
-                Trial::Passed => passed.push(test.name.as_str()),
+            match self.try_test(&suite, test)? {
                 Trial::Failed => {}
                 Trial::Neither(reason) => return Ok(Verdict::Unusable(reason)),
+                Trial::Passed => match self.try_test(&suite, test)? {
+                    Trial::Passed => passed.push(test.name.as_str()),
+                    Trial::Failed => late.push(test.name.clone()),
+                    Trial::Neither(reason) => return Ok(Verdict::Unusable(reason)),
+                },
             }
         }
-        Ok(if passed.is_empty() { Verdict::Caught } else { Verdict::Missed(passed.join(", ")) })
+        Ok(match (passed.is_empty(), late.is_empty()) {
+            (true, true) => Verdict::Caught,
+            (true, false) => Verdict::CaughtAtSecondTry(late),
+            (false, _) => Verdict::Missed(passed.join(", ")),
+        })
     }
 
     /// The test's binary; what the compiler said where it does not compile.
@@ -116,14 +216,8 @@ impl Bed {
         let mut command = process::cargo();
         command.current_dir(&self.tree).stdin(Stdio::null());
         command.env("CARGO_TARGET_DIR", &self.build);
-        // Nobody debugs these; they link faster without.
-        command.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_PROFILE_TEST_DEBUG", "0");
         command.args(["test", "--quiet", "--locked", "--no-run", "--message-format=json-render-diagnostics"]);
-        command.args(["--package", &test.package]);
-        match test.target.as_str() {
-            "lib" => command.arg("--lib"),
-            file => command.args(["--test", file, "--features", &self.features_of(test)?]),
-        };
+        command.args(self.ground.selection(test));
         let output = command.output().context("cannot start cargo")?;
         if !output.status.success() {
             return Ok(Err(String::from_utf8_lossy(&output.stderr).into_owned()));
@@ -136,33 +230,22 @@ impl Bed {
             .map(Ok)
             .with_context(|| format!("cargo named no binary for {} {}", test.package, test.target))
     }
-}
 
-impl Bed {
-    /// What the manifest says that this test needs, as cargo takes it: with commas. Cargo demands it, and no more compiles faster.
-    fn features_of(&self, test: &Test) -> Result<String> {
-        let metadata = workspace::metadata(&self.tree)?;
-        let package = suites::members(&metadata).find(|package| package["name"] == *test.package);
-        let targets = package.map(|package| workspace::list(&package["targets"])).unwrap_or_default();
-        let target = targets.iter().find(|target| target["name"] == *test.target);
-        let features = target.map(|target| workspace::list(&target["required-features"])).unwrap_or_default();
-        Ok(features.iter().map(workspace::text).collect::<Vec<_>>().join(","))
+    fn try_test(&self, suite: &Suite, test: &Test) -> Result<Trial> {
+        let (tests, ignored) = suite.tests()?;
+        if !tests.contains(&test.name) || ignored.contains(&test.name) {
+            return Ok(Trial::Neither(format!("there is no test `{}` in {}", test.name, suite.label())));
+        }
+        let mut command = suite.command();
+        command.args(["--exact", &test.name]);
+        command.envs(self.ground.environment.iter().map(|(name, value)| (name, value)));
+        let ended = process::run(command, Show::Nothing, Some(TEST_MAX))?;
+        Ok(match ended.status {
+            None => Trial::Neither(format!("{} still ran after {TEST_MAX:?}; give it a bound of its own", test.name)),
+            Some(status) if status.success() => Trial::Passed,
+            Some(_) => Trial::Failed,
+        })
     }
-}
-
-fn try_test(suite: &Suite, test: &Test) -> Result<Trial> {
-    let (tests, ignored) = suite.tests()?;
-    if !tests.contains(&test.name) || ignored.contains(&test.name) {
-        return Ok(Trial::Neither(format!("there is no test `{}` in {}", test.name, suite.label())));
-    }
-    let mut command = suite.command();
-    command.args(["--exact", &test.name]);
-    let ended = process::run(command, Show::Nothing, Some(TEST_MAX))?;
-    Ok(match ended.status {
-        None => Trial::Neither(format!("{} still ran after {TEST_MAX:?}; give it a bound of its own", test.name)),
-        Some(status) if status.success() => Trial::Passed,
-        Some(_) => Trial::Failed,
-    })
 }
 
 /// Removes files of an earlier copy that are not wanted any more.
