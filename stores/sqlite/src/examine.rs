@@ -6,11 +6,10 @@ use std::time::Duration;
 use rusqlite::Connection;
 use taskonce_core::error::{Error, ErrorKind, Result};
 use taskonce_core::store::{Finding, Level};
+use taskonce_sqlite_file::host::{self, FileSystem};
+use taskonce_sqlite_file::{SQLITE_OLDEST, Synchronous};
 
-use crate::host::{self, FileSystem};
-use crate::live::Live;
-use crate::options::Synchronous;
-use crate::schema::{SQLITE_OLDEST, VERSION};
+use crate::schema::{Live, VERSION};
 
 /// A write that takes longer is worth knowing of.
 const WRITE_SLOW: Duration = Duration::from_millis(100);

@@ -47,21 +47,16 @@
 //! ```
 
 mod examine;
-mod fault;
-mod host;
 mod judge;
-mod live;
-mod options;
 mod read;
 mod schema;
 mod store;
 pub mod tx;
-mod url;
-mod writer;
 
-pub use options::{Clock, Options, Synchronous};
-pub use schema::SQLITE_OLDEST;
+use taskonce_sqlite_file::fault;
+
 pub use store::SqliteStore;
+pub use taskonce_sqlite_file::{Clock, Options, SQLITE_OLDEST, Synchronous};
 pub use tx::CompleteIn;
 
 /// The SQLite of this store. A connection for a transaction that completes a claim has to be of this one.

@@ -3,16 +3,15 @@
 use rusqlite::types::ValueRef;
 use rusqlite::{OptionalExtension as _, params};
 use taskonce_core::codec;
-use taskonce_core::error::{ErrorKind, Result};
+use taskonce_core::error::Result;
 use taskonce_core::key::Key;
 use taskonce_core::record::{Age, Found, Output, State};
 use taskonce_core::store::{Cursor, Filter, Page, Row};
 
 use std::sync::Arc;
 
-use crate::fault::{about, fault};
 use crate::judge::{output_after, state_code};
-use crate::live::Live;
+use crate::schema::Live;
 
 /// The most rows that one page looks at, so that a narrow filter over a large store does not hold up the caller.
 const EXAMINED_MAX: usize = 10_000;
@@ -137,32 +136,5 @@ fn key_range(filter: &Filter) -> (String, String) {
         (Some(namespace), Some(handler)) => (format!("{namespace}/{handler}@"), format!("{namespace}/{handler}A")),
         (Some(namespace), None) => (format!("{namespace}/"), format!("{namespace}0")),
         (None, Some(_) | None) => (String::new(), KEY_END.to_owned()),
-    }
-}
-
-impl Live {
-    /// Lends a read connection. A connection on which something went wrong is closed, not lent again.
-    pub(crate) fn with_reader<T>(
-        &self,
-        doing: &str,
-        read: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<T>,
-    ) -> Result<T> {
-        let mut reader = self.reader()?;
-        match read(reader.connection()) {
-            Ok(value) => Ok(value),
-            Err(error) => {
-                let error = match error {
-                    // A text column that is no text: a person's hand, or damage.
-                    rusqlite::Error::FromSqlConversionFailure(..) | rusqlite::Error::InvalidColumnType(..) => {
-                        about(self.path(), ErrorKind::Corrupt, format!("{doing} failed: {error}"))
-                    }
-                    other => fault(self.path(), doing, other),
-                };
-                if error.kind() != ErrorKind::Locked {
-                    reader.discard();
-                }
-                Err(error)
-            }
-        }
     }
 }

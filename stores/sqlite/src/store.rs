@@ -10,26 +10,19 @@ use taskonce_core::record::{Found, Record};
 use taskonce_core::store::{
     Cursor, Expected, Filter, Finding, Generation, Ground, Memory, Next, Page, Purged, Store, Swap,
 };
+use taskonce_sqlite_file::url::{self, Further};
+use taskonce_sqlite_file::{File, Options, Synchronous};
 
 use crate::examine;
 use crate::fault::about;
-use crate::host;
 use crate::judge::{Answer, Job, Write};
-use crate::live::Live;
-use crate::options::{Options, Synchronous};
 use crate::read;
-use crate::schema::{Purpose, Turn, check_library, connect, is_read_only, prepare};
-use crate::url;
+use crate::schema::{Live, Tasks};
 
 /// A store in one SQLite file. Clones share it; its threads end with the last of them.
 #[derive(Clone)]
 pub struct SqliteStore {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    /// Of the process that opened the store; that of a forked child hangs on it.
-    opened: Arc<Live>,
+    file: Arc<File<Tasks>>,
 }
 
 impl SqliteStore {
@@ -43,32 +36,7 @@ impl SqliteStore {
     /// [`ErrorKind::Corrupt`] for a file that is no database, [`ErrorKind::BadUrl`] for what is no file and for another
     /// program's database (it is left as it is), [`ErrorKind::NewerSchema`], [`ErrorKind::Unsupported`] for a SQLite that loses commits.
     pub fn open(path: &Path, options: Options) -> Result<SqliteStore> {
-        check_library()?;
-        // Absolute, so that a later change of the working folder changes nothing.
-        let path = std::path::absolute(path)
-            .map_err(|error| about(path, ErrorKind::BadUrl, format!("this is no path: {error}")).with_source(error))?;
-        let folder = host::folder(&path);
-        if !folder.is_dir() {
-            return Err(about(
-                &path,
-                ErrorKind::Unreachable,
-                format!("the folder `{}` does not exist", folder.display()),
-            )
-            .with_hint(format!("make it first: mkdir -p '{}'", folder.display())));
-        }
-        if path.is_dir() {
-            return Err(about(&path, ErrorKind::BadUrl, "this is a folder").with_hint("name a file in it"));
-        }
-        if let Some(name) = host::no_file(&path) {
-            return Err(about(&path, ErrorKind::BadUrl, format!("this is {name}, and a store needs a file"))
-                .with_hint("name a file, or a path where one can be made"));
-        }
-        let turn = Turn::new(options.timeout);
-        let conn = connect(&path, &options, Purpose::Open, &turn)?;
-        prepare(&conn, &path, &options)?;
-        // Where this user may only read, every write asks again, and is refused until that changes.
-        let writer = if is_read_only(&conn, &path)? { None } else { Some(conn) };
-        Ok(SqliteStore { inner: Arc::new(Inner { opened: Live::new(path, options, writer, turn) }) })
+        Ok(SqliteStore { file: Arc::new(File::open(path, options)?) })
     }
 
     /// Opens `sqlite:tasks.db`, `sqlite:/abs/path.db` or `sqlite:///abs/path.db`.
@@ -78,7 +46,7 @@ impl SqliteStore {
     /// # Errors
     /// [`ErrorKind::BadUrl`] with everything that is wrong with the URL; those of [`SqliteStore::open`].
     pub fn from_url(url: &str) -> Result<SqliteStore> {
-        let (path, options) = url::parse(url)?;
+        let (path, options) = url::parse(url, Further { what: "store", known: "", take: &mut |_, _| None })?;
         SqliteStore::open(&path, options)
     }
 
@@ -87,7 +55,7 @@ impl SqliteStore {
     /// # Errors
     /// [`ErrorKind::NotFound`]; those of [`SqliteStore::from_url`].
     pub fn existing_from_url(url: &str) -> Result<SqliteStore> {
-        let (path, options) = url::parse(url)?;
+        let (path, options) = url::parse(url, Further { what: "store", known: "", take: &mut |_, _| None })?;
         match path.try_exists() {
             Ok(false) => Err(about(&path, ErrorKind::NotFound, "there is no such file")
                 .with_hint("check the path; `taskonce run` makes the store with the first task")),
@@ -105,17 +73,9 @@ impl SqliteStore {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if let Some(live) = self.opened.begun() {
-            live.desk.close(live.options().timeout);
-        }
-    }
-}
-
 impl std::fmt::Debug for SqliteStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("SqliteStore").field(&self.inner.opened.path()).finish()
+        f.debug_tuple("SqliteStore").field(&self.file.path()).finish()
     }
 }
 
@@ -123,12 +83,12 @@ impl std::fmt::Debug for SqliteStore {
 impl Store for SqliteStore {
     async fn load(&self, key: &Key) -> Result<Option<Found>> {
         take_turns().await;
-        read::load(self.inner.opened.current()?, key)
+        read::load(self.file.current()?, key)
     }
 
     async fn swap(&self, key: &Key, expected: Expected<'_>, next: Next<'_>) -> Result<Swap> {
         let expected = expected.token();
-        let live = self.inner.opened.current()?;
+        let live = self.file.current()?;
         if expected.is_none() {
             take_turns().await;
             // Most claims are of duplicates or of new tasks. The former need no writer.
@@ -152,11 +112,11 @@ impl Store for SqliteStore {
     }
 
     async fn scan(&self, filter: &Filter, cursor: Option<Cursor>) -> Result<Page> {
-        read::scan(self.inner.opened.current()?, filter, cursor.as_ref())
+        read::scan(self.file.current()?, filter, cursor.as_ref())
     }
 
     async fn purge(&self, filter: &Filter) -> Result<Purged> {
-        let live = self.inner.opened.current()?;
+        let live = self.file.current()?;
         // Found without the writer, so that the search holds up nobody; the writer checks each again.
         let (records, outputs) = read::expired(live, filter)?;
         if records.is_empty() && outputs.is_empty() {
@@ -169,7 +129,7 @@ impl Store for SqliteStore {
     }
 
     async fn discard(&self, key: &Key) -> Result<bool> {
-        let live = self.inner.opened.current()?;
+        let live = self.file.current()?;
         match SqliteStore::write(live, Job::Discard(key.clone())).await? {
             Answer::Discarded(discarded) => Ok(discarded),
             Answer::Swapped(_) | Answer::Purged(_) | Answer::Probed => Err(crossed(live)),
@@ -182,7 +142,7 @@ impl Store for SqliteStore {
     }
 
     async fn examine(&self) -> Vec<Finding> {
-        match self.inner.opened.current() {
+        match self.file.current() {
             Ok(live) => {
                 let began = std::time::Instant::now();
                 let probe = match SqliteStore::write(live, Job::Probe).await {
@@ -199,7 +159,7 @@ impl Store for SqliteStore {
     fn told(&self, _key: &Key, _end: &Arc<Record>) {}
 
     fn memory(&self) -> Memory {
-        match self.inner.opened.options().synchronous {
+        match self.file.options().synchronous {
             Synchronous::Full => Memory::Keeps,
             // A power cut may take back the last commits, and the fences that they gave out.
             Synchronous::Normal => Memory::MayForget,
@@ -207,7 +167,7 @@ impl Store for SqliteStore {
     }
 
     fn ground(&self) -> Option<Ground> {
-        let path = self.inner.opened.path();
+        let path = self.file.path();
         let place = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         Some(Ground { system: "sqlite", place: place.display().to_string() })
     }

@@ -15,12 +15,12 @@ use taskonce_core::key::Key;
 use taskonce_core::ledger::{Claim, Completion, Ledger, Refused};
 use taskonce_core::record::{Found, Output, Record};
 use taskonce_core::store::{Ground, Memory, Next, Swap};
+use taskonce_sqlite_file::{Options, Purpose, Synchronous, Turn, host_clock};
 
 use crate::fault::{about, fault};
 use crate::judge::{Answer, Job, Judge, Write};
-use crate::options::{Options, Synchronous, host_clock};
 use crate::read::{blob, found};
-use crate::schema::{Purpose, Turn, check_current, connect};
+use crate::schema::{check_current, connect};
 
 /// The longest that a lock waits for a heartbeat of the same claim to be answered. A heartbeat has the store's `timeout`,
 /// 2 s unless said otherwise.

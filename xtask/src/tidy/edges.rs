@@ -60,6 +60,8 @@ const TABLE: &[Row] = &[
         never: &[],
         never_reached: &[DRIVERS],
     },
+    // What a store and a broker of the same system share. Of ours it knows the errors only.
+    Row { folder: "drivers/*", ours: &["crates/core"], tests: &["crates/testkit"], never: &[], never_reached: &[] },
     // A store over two others, which it knows by the port only.
     Row {
         folder: "stores/fast-check",
@@ -70,7 +72,14 @@ const TABLE: &[Row] = &[
     },
     Row {
         folder: "stores/*",
-        ours: &["crates/core"],
+        ours: &["crates/core", "drivers/*"],
+        tests: &["crates/contract", "crates/testkit"],
+        never: &[],
+        never_reached: &[],
+    },
+    Row {
+        folder: "brokers/*",
+        ours: &["crates/core", "crates/worker", "drivers/*"],
         tests: &["crates/contract", "crates/testkit"],
         never: &[],
         never_reached: &[],
@@ -262,8 +271,8 @@ mod tests {
         assert_eq!(
             messages(&tree),
             [
-                "stores/redis/Cargo.toml: depends on taskonce-worker: stores/redis may depend on [crates/core] of ours",
-                "stores/redis/Cargo.toml: depends on taskonce-sqlite: stores/redis may depend on [crates/core, crates/contract, crates/testkit] of ours",
+                "stores/redis/Cargo.toml: depends on taskonce-worker: stores/redis may depend on [crates/core, drivers/*] of ours",
+                "stores/redis/Cargo.toml: depends on taskonce-sqlite: stores/redis may depend on [crates/core, drivers/*, crates/contract, crates/testkit] of ours",
             ]
         );
     }

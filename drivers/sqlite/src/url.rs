@@ -1,4 +1,4 @@
-//! A store's URL as path and options: `sqlite:tasks.db?synchronous=normal&timeout=500ms`.
+//! A file's URL as path and options: `sqlite:tasks.db?synchronous=normal&timeout=500ms`, and further ones of its content.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,14 +8,30 @@ use taskonce_core::error::{Error, ErrorKind, Result};
 
 use crate::options::{Options, Synchronous};
 
-/// The options that a URL may have.
+/// The options that every URL may have.
 const KNOWN: &str = "`synchronous=full|normal`, `timeout=2s`";
 
 /// The shortest and the longest `timeout`.
 const TIMEOUT_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(3600);
 
+/// Reads an option of the content's own: nothing for one that it does not know, else what is wrong with it.
+pub type Take<'a> = &'a mut dyn FnMut(&str, &str) -> Option<Result<(), String>>;
+
+/// What a URL may say beyond what concerns the file.
+pub struct Further<'a> {
+    /// What the URL is of: `store`.
+    pub what: &'a str,
+    /// The further options, for people; empty where there are none.
+    pub known: &'a str,
+    /// Takes one.
+    pub take: Take<'a>,
+}
+
 /// Reads a URL. Everything that is wrong with it is told at once.
-pub(crate) fn parse(url: &str) -> Result<(PathBuf, Options)> {
+///
+/// # Errors
+/// [`ErrorKind::BadUrl`].
+pub fn parse(url: &str, further: Further<'_>) -> Result<(PathBuf, Options)> {
     let mut faults = Vec::new();
     let mut options = Options::default();
     let (location, query) = match url.split_once('?') {
@@ -52,21 +68,26 @@ pub(crate) fn parse(url: &str) -> Result<(PathBuf, Options)> {
                     faults.push(format!("option `timeout` is `{value}`; a number with `ms`, `s`, `m` or `h` is needed"))
                 }
             },
-            _ => {
-                unknown = true;
-                faults.push(format!("option `{name}` is unknown"));
-            }
+            _ => match (further.take)(name, &value) {
+                Some(Ok(())) => {}
+                Some(Err(fault)) => faults.push(fault),
+                None => {
+                    unknown = true;
+                    faults.push(format!("option `{name}` is unknown"));
+                }
+            },
         }
     }
     if faults.is_empty() {
         return Ok((path, options));
     }
+    let known = if further.known.is_empty() { KNOWN.to_owned() } else { format!("{}, {KNOWN}", further.known) };
     let hint = if unknown {
-        format!("the options are {KNOWN}")
+        format!("the options are {known}")
     } else {
-        format!("write it as `sqlite:tasks.db` or `sqlite:///abs/path.db`, with the options {KNOWN}")
+        format!("write it as `sqlite:tasks.db` or `sqlite:///abs/path.db`, with the options {known}")
     };
-    Err(Error::new(ErrorKind::BadUrl, faults.join("; ")).about(format!("store `{url}`")).with_hint(hint))
+    Err(Error::new(ErrorKind::BadUrl, faults.join("; ")).about(format!("{} `{url}`", further.what)).with_hint(hint))
 }
 
 fn path_of(location: &str) -> Result<PathBuf, String> {
@@ -111,7 +132,9 @@ fn decode(text: &str) -> Option<Vec<u8>> {
     if stray { None } else { Some(percent_decode_str(text).collect()) }
 }
 
-fn duration(text: &str) -> Option<Duration> {
+/// A duration with its unit, such as `500ms`.
+#[must_use]
+pub fn duration(text: &str) -> Option<Duration> {
     let unit_at = text.find(|c: char| !c.is_ascii_digit())?;
     let (number, unit) = text.split_at(unit_at);
     let number: u64 = number.parse().ok()?;
@@ -130,6 +153,10 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+
+    fn parse(url: &str) -> Result<(PathBuf, Options)> {
+        super::parse(url, Further { what: "store", known: "", take: &mut |_, _| None })
+    }
 
     #[test]
     fn paths_are_relative_or_absolute_and_percent_decoded() {
@@ -172,6 +199,29 @@ mod tests {
             assert!(text.contains(part), "{text}");
         }
         assert!(error.hint().contains(KNOWN), "{}", error.hint());
+    }
+
+    #[test]
+    fn further_options_are_taken_and_told_beside_the_others() {
+        let mut depth = String::new();
+        let mut take = |name: &str, value: &str| match (name, value) {
+            ("depth", "bad") => Some(Err("option `depth` is bad".to_owned())),
+            ("depth", _) => {
+                depth = value.to_owned();
+                Some(Ok(()))
+            }
+            _ => None,
+        };
+        let mut further = |url| super::parse(url, Further { what: "pond", known: "`depth=7`", take: &mut take });
+        let (path, options) = further("sqlite:a.db?depth=7&timeout=1s").unwrap();
+        assert_eq!((path.as_path(), options.timeout), (Path::new("a.db"), Duration::from_secs(1)));
+        let Err(error) = further("sqlite:a.db?depth=bad&width=1") else { panic!("it must be refused") };
+        let text = error.to_string();
+        for part in ["pond `sqlite:", "option `depth` is bad", "option `width` is unknown"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(error.hint().contains("`depth=7`, `synchronous"), "{}", error.hint());
+        assert_eq!(depth, "7");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! How a store is opened: `Options`, with their defaults.
+//! How a file is opened: `Options`, with their defaults.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,7 +27,7 @@ impl Synchronous {
     }
 }
 
-/// How a store is opened.
+/// How a file is opened.
 #[derive(Clone)]
 pub struct Options {
     /// When a write counts as stored. Default: when the disk has it.
@@ -50,8 +50,9 @@ impl Default for Options {
 /// The longest that a call takes, unless said otherwise.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The host's clock.
-pub(crate) fn host_clock() -> i64 {
+/// The host's clock, in milliseconds since 1970.
+#[must_use]
+pub fn host_clock() -> i64 {
     match SystemTime::now().duration_since(UNIX_EPOCH) {
         Ok(since) => i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
         Err(before) => i64::try_from(before.duration().as_millis()).map_or(i64::MIN, |millis| -millis),

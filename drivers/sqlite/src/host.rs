@@ -4,9 +4,9 @@
 
 use std::path::Path;
 
-/// What matters of the file system under a store.
+/// What matters of the file system under a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FileSystem {
+pub enum FileSystem {
     /// A local one, or one that the host cannot tell.
     Local,
     /// Reached over a network or from a virtual machine's host, by its name. Memory shared through it does not work.
@@ -17,11 +17,11 @@ pub(crate) enum FileSystem {
 
 /// Room and state of a file system.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub struct Room {
     /// Bytes left for this user.
-    pub(crate) free: u64,
+    pub free: u64,
     /// Whether it is mounted read-only.
-    pub(crate) read_only: bool,
+    pub read_only: bool,
 }
 
 /// Magic numbers of `statfs(2)`, from the kernel's `linux/magic.h` and the file systems' own headers.
@@ -43,7 +43,7 @@ const MAGIC: [(u32, FileSystem); 12] = [
 
 /// The file system under a path.
 #[cfg(target_os = "linux")]
-pub(crate) fn file_system(path: &Path) -> FileSystem {
+pub fn file_system(path: &Path) -> FileSystem {
     let Ok(found) = rustix::fs::statfs(path) else { return FileSystem::Local };
     let magic = found.f_type as u32;
     MAGIC.iter().find(|(known, _)| *known == magic).map_or(FileSystem::Local, |(_, kind)| *kind)
@@ -51,13 +51,13 @@ pub(crate) fn file_system(path: &Path) -> FileSystem {
 
 /// The file system under a path.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn file_system(_path: &Path) -> FileSystem {
+pub fn file_system(_path: &Path) -> FileSystem {
     FileSystem::Local
 }
 
 /// The room under a path, where the host tells.
 #[cfg(unix)]
-pub(crate) fn room(path: &Path) -> Option<Room> {
+pub fn room(path: &Path) -> Option<Room> {
     let found = rustix::fs::statvfs(path).ok()?;
     Some(Room {
         free: found.f_bavail.saturating_mul(found.f_frsize),
@@ -67,25 +67,25 @@ pub(crate) fn room(path: &Path) -> Option<Room> {
 
 /// The room under a path, where the host tells.
 #[cfg(not(unix))]
-pub(crate) fn room(_path: &Path) -> Option<Room> {
+pub fn room(_path: &Path) -> Option<Room> {
     None
 }
 
 /// Whether this user may write to a file or into a folder, as far as the host tells.
 #[cfg(unix)]
-pub(crate) fn may_write(path: &Path) -> bool {
+pub fn may_write(path: &Path) -> bool {
     rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
 }
 
 /// Whether this user may write to a file or into a folder, as far as the host tells.
 #[cfg(not(unix))]
-pub(crate) fn may_write(_path: &Path) -> bool {
+pub fn may_write(_path: &Path) -> bool {
     true
 }
 
 /// What there is at a path in the place of a file, links followed: a pipe, a socket or a device.
 #[cfg(unix)]
-pub(crate) fn no_file(path: &Path) -> Option<&'static str> {
+pub fn no_file(path: &Path) -> Option<&'static str> {
     use std::os::unix::fs::FileTypeExt as _;
     // What cannot be looked at is told better by opening it.
     let kind = std::fs::metadata(path).ok()?.file_type();
@@ -102,12 +102,12 @@ pub(crate) fn no_file(path: &Path) -> Option<&'static str> {
 
 /// What there is at a path in the place of a file.
 #[cfg(not(unix))]
-pub(crate) fn no_file(_path: &Path) -> Option<&'static str> {
+pub fn no_file(_path: &Path) -> Option<&'static str> {
     None
 }
 
 /// What makes a file writable that is not.
-pub(crate) fn write_hint(path: &Path) -> String {
+pub fn write_hint(path: &Path) -> String {
     if room(folder(path)).is_some_and(|room| room.read_only) {
         return "mount the file system writable".to_owned();
     }
@@ -115,7 +115,7 @@ pub(crate) fn write_hint(path: &Path) -> String {
 }
 
 /// The folder of a file.
-pub(crate) fn folder(path: &Path) -> &Path {
+pub fn folder(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         Some(_) | None => Path::new("."),

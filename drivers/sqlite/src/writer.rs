@@ -1,6 +1,6 @@
 //! The desk where writes wait, and the thread that joins those that wait into one commit.
 //!
-//! What a write does to a record is in `judge`.
+//! What a write does is the content's to say.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,10 +10,10 @@ use rusqlite::{Connection, FileControl};
 use taskonce_core::error::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 
+use crate::Content;
+use crate::connect::{Purpose, check_version, connect, gone};
 use crate::fault::{about, again, fault};
-use crate::judge::{Answer, Job, Judge};
 use crate::live::Live;
-use crate::schema::{Purpose, check_version, connect, gone};
 
 /// The most writes of one commit.
 const BATCH_MAX: usize = 256;
@@ -26,12 +26,11 @@ const SHARED_FOR: Duration = Duration::from_secs(1);
 /// What the guard adds to a deadline, so that the writer's own, better error comes first.
 const GRACE: Duration = Duration::from_millis(15);
 
-type Reply = oneshot::Sender<Result<Answer>>;
+type Reply<C> = oneshot::Sender<Result<<C as Content>::Answer>>;
 
 /// Where writes wait for the writer, and callers for their answers.
-#[derive(Default)]
-pub(crate) struct Desk {
-    state: Mutex<State>,
+pub(crate) struct Desk<C: Content> {
+    state: Mutex<State<C>>,
     /// Wakes the writer.
     work: Condvar,
     /// Wakes the guard.
@@ -40,25 +39,46 @@ pub(crate) struct Desk {
     ended: Condvar,
 }
 
-#[derive(Default)]
-struct State {
-    queue: VecDeque<Waiting>,
-    /// The callers of the batch that is being written, in its order; none where the guard has answered.
-    flight: Vec<Option<(Instant, Reply)>>,
+struct State<C: Content> {
+    queue: VecDeque<Waiting<C>>,
+    /// The callers of the batch that is being written, in its order; none where the guard has answered, or nobody asked.
+    flight: Vec<Option<(Instant, Reply<C>)>>,
     is_closed: bool,
     has_writer: bool,
     has_guard: bool,
     guard_is_idle: bool,
 }
 
-struct Waiting {
-    job: Job,
+struct Waiting<C: Content> {
+    job: C::Job,
     deadline: Instant,
-    reply: Reply,
+    /// Who wants to know; none where nobody does.
+    reply: Option<Reply<C>>,
 }
 
-impl Desk {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl<C: Content> Waiting<C> {
+    /// Nobody waits any more for a write whose future was dropped.
+    fn is_given_up(&self) -> bool {
+        self.reply.as_ref().is_some_and(oneshot::Sender::is_closed)
+    }
+}
+
+impl<C: Content> Default for Desk<C> {
+    fn default() -> Desk<C> {
+        let state = State {
+            queue: VecDeque::new(),
+            flight: Vec::new(),
+            is_closed: false,
+            has_writer: false,
+            has_guard: false,
+            guard_is_idle: false,
+        };
+        Desk { state: Mutex::new(state), work: Condvar::new(), watch: Condvar::new(), ended: Condvar::new() }
+    }
+}
+
+impl<C: Content> Desk<C> {
+    fn lock(&self) -> MutexGuard<'_, State<C>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -78,15 +98,14 @@ impl Desk {
         }
     }
 
-    /// Waits for something to write, and says until when the first caller waits. Nothing when the store is closed.
+    /// Waits for something to write, and says until when the first caller waits. Nothing when the file is closed.
     fn wait(&self) -> Option<Instant> {
         let mut state = self.lock();
         loop {
             if state.is_closed {
                 return None;
             }
-            // Nobody waits any more for a write whose future was dropped.
-            while state.queue.front().is_some_and(|first| first.reply.is_closed()) {
+            while state.queue.front().is_some_and(Waiting::is_given_up) {
                 state.queue.pop_front();
             }
             if let Some(first) = state.queue.front() {
@@ -97,21 +116,21 @@ impl Desk {
     }
 
     /// Takes what waits into flight.
-    fn take(&self) -> Vec<Job> {
+    fn take(&self) -> Vec<C::Job> {
         let mut state = self.lock();
         let size = state.queue.len().min(BATCH_MAX);
         let mut jobs = Vec::with_capacity(size);
         let State { queue, flight, .. } = &mut *state;
         flight.clear();
-        for waiting in queue.drain(..size).filter(|waiting| !waiting.reply.is_closed()) {
+        for waiting in queue.drain(..size).filter(|waiting| !waiting.is_given_up()) {
             jobs.push(waiting.job);
-            flight.push(Some((waiting.deadline, waiting.reply)));
+            flight.push(waiting.reply.map(|reply| (waiting.deadline, reply)));
         }
         jobs
     }
 
     /// Answers the batch that was in flight.
-    fn answer(&self, answers: impl IntoIterator<Item = Result<Answer>>) {
+    fn answer(&self, answers: impl IntoIterator<Item = Result<C::Answer>>) {
         let flight = std::mem::take(&mut self.lock().flight);
         for (caller, answer) in flight.into_iter().zip(answers) {
             if let Some((_, reply)) = caller {
@@ -129,38 +148,52 @@ impl Desk {
             late.extend(caller.take_if(|(deadline, _)| *deadline <= now).map(|(_, reply)| reply));
         }
         while let Some(waiting) = state.queue.pop_front_if(|first| first.deadline <= now) {
-            late.push(waiting.reply);
+            late.extend(waiting.reply);
         }
         drop(state);
-        refuse(late, why);
+        refuse::<C>(late, why);
     }
 
     /// Refuses the callers in flight, whose jobs are gone. Those who wait keep their turn.
     fn refuse_flight(&self, why: &Error) {
         let flight = std::mem::take(&mut self.lock().flight);
-        refuse(flight.into_iter().flatten().map(|(_, reply)| reply).collect(), why);
+        refuse::<C>(flight.into_iter().flatten().map(|(_, reply)| reply).collect(), why);
     }
 
     /// Refuses all who wait or are in flight.
     fn refuse_all(&self, why: &Error) {
         let mut state = self.lock();
-        let mut all: Vec<Reply> = state.flight.drain(..).flatten().map(|(_, reply)| reply).collect();
-        all.extend(state.queue.drain(..).map(|waiting| waiting.reply));
+        let mut all: Vec<Reply<C>> = state.flight.drain(..).flatten().map(|(_, reply)| reply).collect();
+        all.extend(state.queue.drain(..).filter_map(|waiting| waiting.reply));
         drop(state);
-        refuse(all, why);
+        refuse::<C>(all, why);
     }
 }
 
-fn refuse(callers: Vec<Reply>, why: &Error) {
+fn refuse<C: Content>(callers: Vec<Reply<C>>, why: &Error) {
     for reply in callers {
         let _ = reply.send(Err(again(why)));
     }
 }
 
-impl Live {
-    /// Hands a job to the writer.
-    pub(crate) fn ask(self: &Arc<Live>, job: Job) -> Result<oneshot::Receiver<Result<Answer>>> {
+impl<C: Content> Live<C> {
+    /// Hands a job to the writer, which answers within the deadline. A job whose answer is dropped before it was begun is not done.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] where too many wait already, [`ErrorKind::Unreachable`] where no thread can be started.
+    pub fn ask(self: &Arc<Live<C>>, job: C::Job) -> Result<oneshot::Receiver<Result<C::Answer>>> {
         let (reply, answer) = oneshot::channel();
+        self.hand_over(job, Some(reply))?;
+        Ok(answer)
+    }
+
+    /// Hands a job to the writer whose answer nobody needs. It is done if it can be.
+    pub fn tell(self: &Arc<Live<C>>, job: C::Job) {
+        // What cannot be handed over is not done: nobody waits for it.
+        let _ = self.hand_over(job, None);
+    }
+
+    fn hand_over(self: &Arc<Live<C>>, job: C::Job, reply: Option<Reply<C>>) -> Result<()> {
         let deadline = Instant::now() + self.options().timeout;
         let mut state = self.desk.lock();
         if state.queue.len() >= QUEUE_MAX {
@@ -184,10 +217,10 @@ impl Live {
         if guard_sleeps {
             self.desk.watch.notify_one();
         }
-        Ok(answer)
+        Ok(())
     }
 
-    fn spawn(self: &Arc<Live>, name: &str, run: fn(&Arc<Live>)) -> Result<()> {
+    fn spawn(self: &Arc<Live<C>>, name: &str, run: fn(&Arc<Live<C>>)) -> Result<()> {
         let live = Arc::clone(self);
         std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&live)).map(drop).map_err(|error| {
             about(self.path(), ErrorKind::Unreachable, format!("starting a thread failed: {error}")).with_source(error)
@@ -195,7 +228,7 @@ impl Live {
     }
 
     /// Answers in time when the writer cannot, because the disk hangs. Sleeps while nobody waits.
-    fn guard_until_closed(self: &Arc<Live>) {
+    fn guard_until_closed(self: &Arc<Live<C>>) {
         let mut state = self.desk.lock();
         while !state.is_closed {
             let in_flight = state.flight.iter().flatten().map(|(deadline, _)| *deadline);
@@ -213,7 +246,7 @@ impl Live {
                 self.desk.refuse_late(
                     first,
                     &why.with_hint(
-                        "the disk is slow or hangs; raise `timeout` in the store's URL if that is normal here",
+                        "the disk is slow or hangs; raise `timeout` in the file's URL if that is normal here",
                     ),
                 );
                 state = self.desk.lock();
@@ -225,7 +258,7 @@ impl Live {
         self.desk.ended.notify_all();
     }
 
-    fn write_until_closed(self: &Arc<Live>) {
+    fn write_until_closed(self: &Arc<Live<C>>) {
         let _end = WriterEnd(self);
         let mut shared_until = Instant::now();
         while let Some(deadline) = self.desk.wait() {
@@ -257,16 +290,16 @@ impl Live {
                 shared_until = Instant::now() + SHARED_FOR;
             }
         }
-        // The last connection of all writes the log back into the file, while the drop of the store waits.
+        // The last connection of all writes the log back into the file, while the drop of the file waits.
         *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.discard_readers();
     }
 
     /// Writes what waits in one transaction. The answers are true from its commit on.
-    fn write_batch(&self, writer: &mut Option<Connection>) -> Result<(Others, Answers)> {
+    fn write_batch(&self, writer: &mut Option<Connection>) -> Result<(Others, Answers<C>)> {
         let conn: &Connection = match writer {
             Some(conn) => conn,
-            None => writer.insert(connect(self.path(), self.options(), Purpose::Write, &self.turn)?),
+            None => writer.insert(connect(C::KIND, self.path(), self.options(), Purpose::Write, &self.turn)?),
         };
         let seen = data_version(conn);
         run(conn, "BEGIN IMMEDIATE").map_err(|error| fault(self.path(), "waiting for the turn to write", error))?;
@@ -281,29 +314,24 @@ impl Live {
         committed
     }
 
-    fn batch_inside(&self, conn: &Connection, seen: Option<u32>) -> Result<(Others, Answers)> {
+    fn batch_inside(&self, conn: &Connection, seen: Option<u32>) -> Result<(Others, Answers<C>)> {
         if has_moved(conn) {
             self.discard_readers();
             return Err(gone(self.path()));
         }
         let others = if data_version(conn) == seen { Others::Idle } else { Others::Wrote };
         if others == Others::Wrote {
-            check_version(conn, self.path())?;
+            check_version(C::KIND, conn, self.path())?;
         }
-        let failed = |error| fault(self.path(), "writing", error);
-        let mut judge = Judge::new(conn, self.now());
-        let mut answers = Vec::new();
         // Taken only now that the turn has come, so that all who came during the wait share this commit.
-        for job in self.desk.take() {
-            answers.push(judge.judge(job).map_err(failed)?);
-        }
-        judge.finish().map_err(failed)?;
+        let jobs = self.desk.take();
+        let answers = C::write(conn, self.now(), jobs).map_err(|error| fault(self.path(), "writing", error))?;
         Ok((others, answers))
     }
 }
 
 /// The answers of a batch, in its order.
-type Answers = Vec<Result<Answer>>;
+type Answers<C> = Vec<Result<<C as Content>::Answer>>;
 
 /// Whether other processes wrote since this one did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -313,9 +341,9 @@ enum Others {
 }
 
 /// Makes room for another writer when this one ends, in a panic too: who waits is told, and the next write starts one.
-struct WriterEnd<'live>(&'live Arc<Live>);
+struct WriterEnd<'live, C: Content>(&'live Arc<Live<C>>);
 
-impl Drop for WriterEnd<'_> {
+impl<C: Content> Drop for WriterEnd<'_, C> {
     fn drop(&mut self) {
         let desk = &self.0.desk;
         desk.refuse_all(&about(self.0.path(), ErrorKind::Unreachable, "the thread that writes has ended"));
@@ -347,10 +375,47 @@ fn has_moved(_conn: &Connection) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::Kind;
+    use crate::connect::{Turn, prepare};
     use crate::options::Options;
-    use crate::schema::{Turn, VERSION};
+
+    /// Rows that are counted: content as small as there can be.
+    pub(crate) struct Pond;
+
+    impl Content for Pond {
+        type Job = i64;
+        type Answer = i64;
+        const KIND: &'static Kind =
+            &Kind { application_id: 7, steps: &["CREATE TABLE fish (weight INTEGER) STRICT"], noun: "pond" };
+
+        fn write(conn: &Connection, _now: i64, jobs: Vec<i64>) -> rusqlite::Result<Vec<Result<i64>>> {
+            jobs.into_iter()
+                .map(|weight| {
+                    conn.execute("INSERT INTO fish VALUES (?1)", [weight])?;
+                    conn.query_row("SELECT sum(weight) FROM fish", [], |row| row.get(0)).map(Ok)
+                })
+                .collect()
+        }
+    }
+
+    fn open(path: &std::path::Path, options: &Options) -> Arc<Live<Pond>> {
+        let turn = Turn::new(options.timeout);
+        let conn = connect(Pond::KIND, path, options, Purpose::Open, &turn).unwrap();
+        prepare(Pond::KIND, &conn, path, options).unwrap();
+        Live::new(path.to_owned(), options.clone(), Some(conn), turn)
+    }
+
+    /// Once what was told was dropped like what nobody waits for.
+    #[test]
+    fn what_is_told_is_done_though_nobody_waits_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let live = open(&folder.path().join("tasks.db"), &Options::default());
+        live.tell(5);
+        assert_eq!(live.ask(2).unwrap().blocking_recv().unwrap().unwrap(), 7);
+        live.desk.close(Duration::from_secs(20));
+    }
 
     /// Once only those whose time was up were told so. The others of the batch were left to the guard, which told them
     /// of a disk that hangs.
@@ -361,28 +426,29 @@ mod tests {
         let path = folder.path().join("tasks.db");
         let options = Options { timeout: Duration::from_millis(500), ..Options::default() };
         let turn = Turn::new(options.timeout);
-        let conn = connect(&path, &options, Purpose::Open, &turn).unwrap();
+        let conn = connect(Pond::KIND, &path, &options, Purpose::Open, &turn).unwrap();
         // Without a write-ahead log a reader holds up the commit, not the turn.
-        conn.execute_batch(include_str!("../schema.sql")).unwrap();
-        conn.pragma_update(None, "user_version", VERSION).unwrap();
-        let live = Live::new(path.clone(), options.clone(), Some(conn), turn);
+        conn.execute_batch(Pond::KIND.steps[0]).unwrap();
+        conn.pragma_update(None, "application_id", Pond::KIND.application_id).unwrap();
+        conn.pragma_update(None, "user_version", Pond::KIND.version()).unwrap();
+        let live: Arc<Live<Pond>> = Live::new(path.clone(), options.clone(), Some(conn), turn);
         let (beside, reading) = (Connection::open(&path).unwrap(), Connection::open(&path).unwrap());
-        reading.execute_batch("BEGIN; SELECT * FROM store").unwrap();
+        reading.execute_batch("BEGIN; SELECT * FROM fish").unwrap();
         beside.execute_batch("BEGIN IMMEDIATE").unwrap();
 
         let began = Instant::now();
-        let first = live.ask(Job::Probe).unwrap();
+        let first = live.ask(1).unwrap();
         while began.elapsed() < options.timeout / 2 {
             std::thread::yield_now();
         }
-        let second = live.ask(Job::Probe).unwrap();
+        let second = live.ask(1).unwrap();
         beside.execute_batch("ROLLBACK").unwrap();
         // The guard may come first to the one whose time was up.
         first.blocking_recv().unwrap().unwrap_err();
         let error = second.blocking_recv().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Locked, "{error:?}");
         reading.execute_batch("ROLLBACK").unwrap();
-        live.ask(Job::Probe).unwrap().blocking_recv().unwrap().unwrap();
+        live.ask(1).unwrap().blocking_recv().unwrap().unwrap();
         live.desk.close(BOUND);
     }
 }

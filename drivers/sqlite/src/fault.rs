@@ -11,7 +11,8 @@ use crate::host;
 const ROOM_MIN: u64 = 64 * 1024;
 
 /// An error of SQLite, met while `doing` something with the file.
-pub(crate) fn fault(path: &Path, doing: &str, error: rusqlite::Error) -> Error {
+#[must_use]
+pub fn fault(path: &Path, doing: &str, error: rusqlite::Error) -> Error {
     let (kind, hint) = match &error {
         rusqlite::Error::SqliteFailure(failure, _) => kind_of(path, *failure),
         // The remaining ones come from columns that do not hold what the schema says.
@@ -29,12 +30,13 @@ pub(crate) fn fault(path: &Path, doing: &str, error: rusqlite::Error) -> Error {
 }
 
 /// An error of ours about the file.
-pub(crate) fn about(path: &Path, kind: ErrorKind, message: impl Into<String>) -> Error {
+pub fn about(path: &Path, kind: ErrorKind, message: impl Into<String>) -> Error {
     Error::new(kind, message).about(format!("file `{}`", path.display()))
 }
 
 /// The same error for another caller of the same batch.
-pub(crate) fn again(error: &Error) -> Error {
+#[must_use]
+pub fn again(error: &Error) -> Error {
     let text = error.to_string();
     let message = match error.subject() {
         Some(subject) => text.strip_prefix(subject).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&text),
