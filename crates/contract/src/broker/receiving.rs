@@ -111,8 +111,8 @@ pub(super) async fn no_handler_waits_because_another_has_much(yard: Yard) {
     for number in 0..100 {
         yard.send(&number.to_string()).await;
     }
-    for handler in ["aaa", "zzz"] {
-        accepted(yard.source.send(&Envelope::new(handler, *b"alone"), AT_ONCE, Entrance::Open).await.unwrap());
+    for handler in ["aaa", "aaa", "aaa", "aaa", "zzz"] {
+        accepted(yard.source.send(&Envelope::new(handler, *b"few"), AT_ONCE, Entrance::Open).await.unwrap());
     }
     let mut seen = Vec::new();
     for _ in 0..3 {
