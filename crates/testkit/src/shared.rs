@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result};
 
 use crate::nodes;
-use crate::postgres::{Database, PostgresServer};
+use crate::postgres::{DATA_VARIABLE, Database, PostgresServer};
 use crate::resp::{Connection, Reply};
 use crate::sentinel::{SentinelOptions, Sentinels, primary_address};
 use crate::{Program, RedisCluster};
@@ -79,6 +79,8 @@ pub struct Stands {
     cluster: RedisCluster,
     sentinels: Sentinels,
     postgres: PostgresServer,
+    /// Never started: what other servers of PostgreSQL begin with.
+    postgres_data: PostgresServer,
 }
 
 impl Stands {
@@ -87,16 +89,20 @@ impl Stands {
     /// # Errors
     /// When one does not start.
     pub fn start() -> Result<Stands> {
-        Ok(Stands { cluster: start_cluster()?, sentinels: start_sentinel()?, postgres: start_postgres()? })
+        let mut postgres_data = PostgresServer::prepare(&[])?;
+        postgres_data.initialise()?;
+        let (cluster, sentinels, postgres) = (start_cluster()?, start_sentinel()?, start_postgres()?);
+        Ok(Stands { cluster, sentinels, postgres, postgres_data })
     }
 
     /// Variables for the tests' environment.
     #[must_use]
-    pub fn environment(&self) -> [(&'static str, String); 3] {
+    pub fn environment(&self) -> [(&'static str, String); 4] {
         [
             (CLUSTER_VARIABLE, self.cluster.url()),
             (SENTINEL_VARIABLE, self.sentinels.url()),
             (POSTGRES_VARIABLE, self.postgres.port().to_string()),
+            (DATA_VARIABLE, self.postgres_data.data().to_string_lossy().into_owned()),
         ]
     }
 }
