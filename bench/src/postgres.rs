@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use taskonce::postgres::RunInTransaction as _;
-use taskonce::{Admission, Effect, Outcome, Policy, Task};
+use taskonce::{Admission, Effect, Ledger, Outcome, Policy, Task};
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
@@ -91,11 +91,17 @@ pub(crate) fn duplicate(setup: &Setup) -> Result<Vec<Figure>> {
     setup::run(async move {
         let stage = Stage::open(MANY).await?;
         let known = Arc::new(stage.done(KNOWN).await?);
-        let mut medians = Rounds::new(2);
+        let (mut medians, mut firsts) = (Rounds::new(2), Rounds::new(2));
         for round in 0..round_count {
             for side in medians.order(round) {
-                let mut samples = duplicates(Arc::clone(&stage), side, 0, Arc::clone(&known), calls).await?;
+                let asker = if side == 0 { Asker::Ours(stage.ledger.clone()) } else { Asker::Bare(0) };
+                let mut samples = duplicates(Arc::clone(&stage), asker, Arc::clone(&known), calls).await?;
                 medians.push(side, quantile(&mut samples, 0.5));
+            }
+            for side in firsts.order(round) {
+                let asker = if side == 0 { Asker::Ours(stage.another_process().await?) } else { Asker::Bare(0) };
+                let mut samples = duplicates(Arc::clone(&stage), asker, Arc::clone(&known), KNOWN).await?;
+                firsts.push(side, quantile(&mut samples, 0.5));
             }
         }
         let hot = Arc::new(vec![known[0].clone()]);
@@ -105,7 +111,8 @@ pub(crate) fn duplicate(setup: &Setup) -> Result<Vec<Figure>> {
                 let mut running = JoinSet::new();
                 let start = Instant::now();
                 for client in 0..MANY {
-                    running.spawn(duplicates(Arc::clone(&stage), side, client, Arc::clone(&hot), each));
+                    let asker = if side == 0 { Asker::Ours(stage.ledger.clone()) } else { Asker::Bare(client) };
+                    running.spawn(duplicates(Arc::clone(&stage), asker, Arc::clone(&hot), each));
                 }
                 while let Some(ended) = running.join_next().await {
                     ended??;
@@ -113,16 +120,19 @@ pub(crate) fn duplicate(setup: &Setup) -> Result<Vec<Figure>> {
                 rates.push(side, (MANY * each) as f64 / start.elapsed().as_secs_f64());
             }
         }
+        let floor = "the floor is a prepared SELECT by primary key of a row as wide";
+        let median = |name: &str, rounds: &Rounds| Figure {
+            name: format!("PostgreSQL, one client: duplicate of a done task, {name}, p50"),
+            unit: Unit::Nanos,
+            ours: rounds.ours(),
+            floor: Some(rounds.floor()),
+            judged: Judged::Ratio(rounds.ratio()),
+            bound: Bound::AtMost(1.3),
+            notes: vec![floor.into(), rounds.spread()],
+        };
         Ok(vec![
-            Figure {
-                name: "PostgreSQL, one client: duplicate of a done task, p50".into(),
-                unit: Unit::Nanos,
-                ours: medians.ours(),
-                floor: Some(medians.floor()),
-                judged: Judged::Ratio(medians.ratio()),
-                bound: Bound::AtMost(1.3),
-                notes: vec!["the floor is a prepared SELECT by primary key of a row as wide".into(), medians.spread()],
-            },
+            median("which the process has met before", &medians),
+            median("which it meets for the first time", &firsts),
             Figure {
                 name: format!("PostgreSQL, {MANY} clients ask for one done key, per second"),
                 unit: Unit::PerSecond,
@@ -136,21 +146,23 @@ pub(crate) fn duplicate(setup: &Setup) -> Result<Vec<Figure>> {
     })
 }
 
-async fn duplicates(
-    stage: Arc<Stage>,
-    side: usize,
-    client: usize,
-    known: Arc<Vec<Task>>,
-    calls: usize,
-) -> Result<Vec<Duration>> {
+/// Who asks for duplicates.
+enum Asker {
+    Ours(Ledger),
+    /// The bare connection with this number.
+    Bare(usize),
+}
+
+async fn duplicates(stage: Arc<Stage>, asker: Asker, known: Arc<Vec<Task>>, calls: usize) -> Result<Vec<Duration>> {
     let mut samples = Vec::with_capacity(calls);
     for task in known.iter().cycle().take(calls) {
         let start = Instant::now();
-        if side == 0 {
-            let admission = stage.ledger.claim(task, &stage.policy).await?;
-            ensure!(matches!(admission, Admission::Replay(_)), "not a duplicate: {admission:?}");
-        } else {
-            stage.bare[client].read(task.key.as_str()).await?;
+        match &asker {
+            Asker::Ours(ledger) => {
+                let admission = ledger.claim(task, &stage.policy).await?;
+                ensure!(matches!(admission, Admission::Replay(_)), "not a duplicate: {admission:?}");
+            }
+            Asker::Bare(client) => stage.bare[*client].read(task.key.as_str()).await?,
         }
         samples.push(start.elapsed());
     }

@@ -104,6 +104,15 @@ impl Stage {
         Ok(Arc::new(stage))
     }
 
+    /// A ledger that has met no task yet, as another process has it, and whose connection is made.
+    pub(crate) async fn another_process(&self) -> Result<Ledger> {
+        let ledger = setup::ledger(&self.url())?;
+        for task in &setup::tasks(8)? {
+            run_once(&ledger, task, &self.policy).await?;
+        }
+        Ok(ledger)
+    }
+
     /// Its URL for its superuser.
     pub(crate) fn url(&self) -> String {
         self.server.url(DATABASE)

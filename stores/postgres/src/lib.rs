@@ -42,6 +42,7 @@ mod url;
 mod store;
 mod sql;
 mod row;
+mod known;
 mod renew;
 mod scan;
 mod pool;

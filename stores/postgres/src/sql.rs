@@ -1,6 +1,7 @@
 //! The statements, made once for a schema: all that a call sends.
 //!
-//! Each is one statement, so one transaction and one round trip, and reads what it did not replace.
+//! Each is one statement, so one transaction and one round trip. A claim reads what it did not write; the other writes of a
+//! holder nearly always find what they expect, and leave the look at what is there to a second statement.
 
 use tokio_postgres::types::Type;
 
@@ -18,7 +19,7 @@ pub(crate) enum Verb {
     /// Replaces the version with a token by a new claim, and reads what is there otherwise, also where a
     /// transaction holds it.
     ReplaceClaim,
-    /// The same for a record with the fence that it carries.
+    /// Replaces the version with a token by a record with the fence that it carries.
     ReplaceKeep,
     /// Removes the version with a token.
     Erase,
@@ -87,7 +88,7 @@ impl Sql {
                 // A duplicate of a task that is long in its transaction must not keep a connection waiting.
                 replace(&task, &steps, "(select greatest(max(fence), $5) from step)", "and exists (select from held)")
             }
-            Verb::ReplaceKeep => replace(&task, "", "$5", &wait),
+            Verb::ReplaceKeep => update(&task, "$5", &wait),
             Verb::Erase => format!(
                 "with gone as (delete from {task} t where t.key = $1 and t.token = $2 {wait} returning t.fence)
                  select gone.fence, {NO_COLUMNS} from gone
@@ -234,14 +235,22 @@ fn insert(task: &str, fence: &str, wait: &str) -> String {
     )
 }
 
-pub(crate) fn replace(task: &str, steps: &str, fence: &str, wait: &str) -> String {
+/// Replaces the version with a token: the fence that is written, or no row.
+fn update(task: &str, fence: &str, wait: &str) -> String {
     format!(
-        "with {steps} put as (
-                  update {task} t set token = $3, claim = $4, fence = {fence}, state = $6, attempt = $7, owner = $8, effect = $9,
-                         retention = $10, output_retention = $11, written_at = clock_timestamp(),
-                         expires_at = clock_timestamp() + $12 * {MS}, output_until = clock_timestamp() + $13 * {MS},
-                         output_type = $14, output = $15, body = $16
-                  where t.key = $1 and t.token = $2 {wait} returning t.fence)
+        "update {task} t set token = $3, claim = $4, fence = {fence}, state = $6, attempt = $7, owner = $8, effect = $9,
+                retention = $10, output_retention = $11, written_at = clock_timestamp(),
+                expires_at = clock_timestamp() + $12 * {MS}, output_until = clock_timestamp() + $13 * {MS},
+                output_type = $14, output = $15, body = $16
+         where t.key = $1 and t.token = $2 {wait} returning t.fence"
+    )
+}
+
+/// The same, and reads what is there where it replaced nothing.
+pub(crate) fn replace(task: &str, steps: &str, fence: &str, wait: &str) -> String {
+    let put = update(task, fence, wait);
+    format!(
+        "with {steps} put as ({put})
          select put.fence, {NO_COLUMNS} from put
          union all select null, {COLUMNS} from {task} t where t.key = $1 and not exists (select from put)"
     )

@@ -18,6 +18,7 @@ use uuid::Uuid;
 use crate::connect::Dial;
 use crate::examine;
 use crate::fault::{Cause, Fault};
+use crate::known::Known;
 use crate::pool::Pool;
 use crate::process::Process;
 use crate::renew::Renewals;
@@ -49,6 +50,7 @@ pub(crate) struct Inner {
 pub(crate) struct Here {
     pub(crate) pool: Pool,
     pub(crate) renewals: Renewals,
+    known: Known,
 }
 
 impl PostgresStore {
@@ -77,6 +79,7 @@ impl Inner {
         let made = self.here.here(|| Here {
             pool: Pool::new(Arc::clone(&self.dial), self.settings.connections, self.settings.timeout),
             renewals: Renewals::default(),
+            known: Known::new(),
         });
         made.map_err(|fault| self.error(fault))
     }
@@ -87,9 +90,36 @@ impl Inner {
         rows.first().map(|row| row::found(key, row, 0)).transpose()
     }
 
-    /// Sends a swap until it was stored or there is something to show for it.
+    /// A swap that begins with a look where a record is to be expected all the same: a duplicate then costs a bare read.
     async fn swap(&self, here: &Here, key: &Key, expected: Option<Token>, write: &Write<'_>) -> Result<Swap> {
         let deadline = here.pool.deadline();
+        if expected.is_none() && here.known.knows(key) {
+            match self.load(here, key, deadline).await? {
+                Some(found) if Some(found.record.token) == write.token() => {
+                    return Ok(Swap::Stored(found.record.fence));
+                }
+                Some(found) => return Ok(Swap::Conflict(Some(found))),
+                None => here.known.forget(key),
+            }
+        }
+        let swapped = self.send(here, key, expected, write, deadline).await?;
+        match &swapped {
+            Swap::Conflict(Some(_)) | Swap::Locked(_) => here.known.note(key),
+            Swap::Stored(_) if write.token().is_some() => here.known.note(key),
+            Swap::Stored(_) | Swap::Conflict(None) => here.known.forget(key),
+        }
+        Ok(swapped)
+    }
+
+    /// Sends a swap until it was stored or there is something to show for it.
+    async fn send(
+        &self,
+        here: &Here,
+        key: &Key,
+        expected: Option<Token>,
+        write: &Write<'_>,
+        deadline: Instant,
+    ) -> Result<Swap> {
         let (patience, mut pause) = (Instant::now() + self.settings.lock_timeout, PAUSE_MIN);
         let mut rounds = 0;
         while rounds < ROUNDS_MAX {
@@ -101,7 +131,12 @@ impl Inner {
                 }
                 Err(fault) => return Err(self.error(fault)),
             };
-            match judge(key, expected, write.token(), &rows)? {
+            let judged = if rows.is_empty() && write.looks_after(expected) {
+                judge_found(expected, write.token(), self.load(here, key, deadline).await?)
+            } else {
+                judge(key, expected, write.token(), &rows)?
+            };
+            match judged {
                 Judged::Swap(swap) => return Ok(swap),
                 // A transaction holds it, and it was passed over. It is waited for without a connection.
                 Judged::Unclear(Some(found)) if write.passes_over(expected) => {
@@ -135,15 +170,17 @@ fn judge(key: &Key, expected: Option<Token>, next: Option<Token>, rows: &[Row]) 
     if let Some(fence) = row.try_get::<_, Option<i64>>(0).map_err(|error| misread(key, &error))? {
         return Ok(Judged::Swap(Swap::Stored(Fence(u64::try_from(fence).unwrap_or(0)))));
     }
-    let found = row::found(key, row, 1)?;
-    let token = Some(found.record.token);
-    Ok(if token == next {
-        Judged::Swap(Swap::Stored(found.record.fence))
-    } else if token == expected {
-        Judged::Unclear(Some(found))
-    } else {
-        Judged::Swap(Swap::Conflict(Some(found)))
-    })
+    Ok(judge_found(expected, next, Some(row::found(key, row, 1)?)))
+}
+
+/// Nothing was written by this sending; this is what is there.
+fn judge_found(expected: Option<Token>, next: Option<Token>, found: Option<Found>) -> Judged {
+    let token = found.as_ref().map(|found| found.record.token);
+    match found {
+        Some(found) if token == next => Judged::Swap(Swap::Stored(found.record.fence)),
+        Some(found) if token == expected => Judged::Unclear(Some(found)),
+        found => Judged::Swap(Swap::Conflict(found)),
+    }
 }
 
 /// What a swap came to that waited for another's transaction in vain, by a look after that: the transaction may have ended
@@ -190,6 +227,14 @@ impl<'a> Write<'a> {
         match self {
             Write::Claim(_) => expected.is_some(),
             Write::Keep(_) | Write::Erase => false,
+        }
+    }
+
+    /// Whether its statement says only that it wrote nothing, and not what is there.
+    fn looks_after(&self, expected: Option<Token>) -> bool {
+        match self {
+            Write::Keep(_) => expected.is_some(),
+            Write::Claim(_) | Write::Erase => false,
         }
     }
 
