@@ -43,11 +43,11 @@ fn tell(line: &str) {
     }
 }
 
-/// Reads lines of a child until `count` match, kills it, and returns all whole lines that begin so.
-fn killed_after(mut child: Child, beginning: &str, count: usize) -> Vec<String> {
+/// Reads lines of a child until `count` begin so, kills it, and returns all whole lines. Says when there was the first.
+fn killed_after(mut child: Child, beginning: &str, count: usize, begun: impl FnOnce()) -> Vec<String> {
     let mut lines = BufReader::new(child.stderr.take().unwrap());
     let (mut told, mut line) = (Vec::new(), String::new());
-    let mut is_killed = false;
+    let (mut begun, mut is_killed) = (Some(begun), false);
     // Ends with the end of the child's stderr.
     loop {
         line.clear();
@@ -58,7 +58,13 @@ fn killed_after(mut child: Child, beginning: &str, count: usize) -> Vec<String> 
         if let Some(line) = line.strip_suffix('\n') {
             told.push(line.to_owned());
         }
-        if !is_killed && told.iter().filter(|line| line.starts_with(beginning)).count() >= count {
+        let matching = told.iter().filter(|line| line.starts_with(beginning)).count();
+        if matching > 0
+            && let Some(begun) = begun.take()
+        {
+            begun();
+        }
+        if !is_killed && matching >= count {
             child.kill().unwrap();
             is_killed = true;
         }
@@ -97,7 +103,7 @@ async fn a_killed_sender_loses_nothing_that_was_accepted() {
     let mut accepted = BTreeSet::new();
     for round in 0..4 {
         let child = start("a_sender_tells_what_was_accepted", &place.path, &format!("round{round}"));
-        let told = killed_after(child, "accepted ", 20 + 13 * round);
+        let told = killed_after(child, "accepted ", 20 + 13 * round, || ());
         accepted.extend(told.iter().filter_map(|line| line.strip_prefix("accepted ")).map(str::to_owned));
     }
     let queue = place.open();
@@ -122,12 +128,15 @@ async fn a_killed_sender_loses_nothing_that_was_accepted() {
     assert!(arrived.len() <= accepted.len() + 4, "{} of {}", arrived.len(), accepted.len());
 }
 
+/// The name of a consumer that keeps what it took first until it is killed.
+const STUCK: &str = "stuck";
+
 /// Takes what there is and tells it, acknowledges that and tells it: all there is by itself, and as a child until it is
 /// killed, or for a while after there is nothing more.
 #[tokio::test]
 async fn a_consumer_tells_what_it_took() {
     let place = Place::new();
-    let path = parent().map_or_else(|| place.path.clone(), |(path, _)| path);
+    let (path, name) = parent().unwrap_or((place.path.clone(), "alone".into()));
     let queue = SqliteQueue::open(&path, options()).unwrap();
     if parent().is_none() {
         send(&queue, *b"alone").await;
@@ -140,6 +149,9 @@ async fn a_consumer_tells_what_it_took() {
         }
         for delivery in &deliveries {
             tell(&format!("took {} {}", delivery.coordinates, delivery.number));
+        }
+        if name == STUCK {
+            return std::future::pending().await;
         }
         for delivery in &deliveries {
             if queue.acknowledge(&delivery.receipt).await.unwrap() == Settled::Done {
@@ -160,20 +172,33 @@ async fn killed_consumers_lose_nothing_and_no_delivery_has_two_holders() {
         sent.insert(send(&queue, number.to_string()).await.to_string());
     }
     let consumer = |name: &str| start("a_consumer_tells_what_it_took", &place.path, name);
-    // Two go on to the end, and of three others each is killed in the middle of its work.
-    let steady = [consumer("a"), consumer("b")];
-    let killed: Vec<_> = (0..3)
-        .map(|number| {
-            let child = consumer(&format!("killed {number}"));
-            std::thread::spawn(move || killed_after(child, "took ", 12 + 5 * number))
+    // Three are killed in the middle of their work, and two begin when those have begun and go on to the end.
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    let killed: Vec<_> = [(STUCK, 5), ("killed 1", 12), ("killed 2", 17)]
+        .map(|(name, count)| {
+            let (child, begun) = (consumer(name), begun.clone());
+            std::thread::spawn(move || killed_after(child, "took ", count, move || begun.send(()).unwrap()))
         })
-        .collect();
+        .into();
+    for _ in &killed {
+        has_begun.recv_timeout(PATIENCE).unwrap();
+    }
+    let steady = [consumer("a"), consumer("b")];
     let mut told: Vec<String> = killed.into_iter().flat_map(|killed| killed.join().unwrap()).collect();
     for child in steady {
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{text}");
         told.extend(text.lines().map(str::to_owned));
+    }
+    // On a machine that is busy a consumer may have been killed after the steady ones had found nothing more.
+    let ended = Instant::now();
+    while queue.depth().await.unwrap() != [] {
+        assert!(ended.elapsed() < PATIENCE, "what was killed holds deliveries for ever");
+        for delivery in receive(&queue, 10, VISIBILITY).await {
+            told.push(format!("took {} {}", delivery.coordinates, delivery.number));
+            done(queue.acknowledge(&delivery.receipt).await.unwrap());
+        }
     }
     let mut took: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
     let mut settled: BTreeMap<&str, u32> = BTreeMap::new();

@@ -21,6 +21,8 @@ const SQLITE_OLDEST_NUMBER: i32 = 3_051_003;
 
 /// The page cache of a connection, in KiB.
 const CACHE_KIB: i32 = 4096;
+/// The statements that a connection keeps prepared: more than any content has, since one that is not kept is compiled at each use.
+const STATEMENTS_KEPT: usize = 64;
 /// The naps after which a wait naps longer: some 80 ms, which few writing processes never wait for.
 const SHORT_NAPS_MAX: u32 = 256;
 /// A long nap in short ones.
@@ -187,6 +189,7 @@ pub fn gone(path: &Path) -> Error {
 }
 
 fn configure(conn: &mut Connection, options: &Options, purpose: Purpose, turn: &Arc<Turn>) -> rusqlite::Result<()> {
+    conn.set_prepared_statement_cache_capacity(STATEMENTS_KEPT);
     conn.busy_handler(Some(Arc::clone(turn).handler()))?;
     conn.pragma_update(None, "synchronous", options.synchronous.name())?;
     conn.pragma_update(None, "cache_size", -CACHE_KIB)?;
