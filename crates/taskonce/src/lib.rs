@@ -37,7 +37,7 @@
 //!
 //! No store is on by default, since SQLite is bundled as C code and a program can link only one copy of it.
 //!
-//! * `sqlite`: the embedded store, `sqlite:tasks.db`.
+//! * `sqlite`: the embedded store, `sqlite:tasks.db`, and the embedded queue, see [`source`].
 //! * `postgres`: PostgreSQL 13 or later, `postgres://user:password@host:5432/database`.
 //! * `redis`: Redis and Valkey, `redis://host:6379/0`, `redis+sentinel://…/SERVICE`, `redis+cluster://…`.
 //! * `fast-check`: a Redis in front of another store, `sqlite:tasks.db?front=redis://host:6379`; see `fast_check`.
@@ -47,6 +47,7 @@
 mod open;
 mod front;
 pub mod blocking;
+pub mod source;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 #[cfg(feature = "postgres")]

@@ -1,0 +1,92 @@
+//! Where deliveries come from: the port of brokers, and `open`, which names them by URL.
+//!
+//! ```
+//! use std::time::Duration;
+//! use taskonce::source::{self, Entrance, Envelope, Want};
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> taskonce::Result<()> {
+//! let queue = source::open("memory:")?;
+//! let _sent = queue.send(&Envelope::new("charge@2", r#"{"amount": 1200}"#), Duration::ZERO, Entrance::Open).await?;
+//! let wants = [Want { handler: "charge@2".into(), max: 10 }];
+//! for delivery in queue.receive(&wants, 10, Duration::from_secs(1)).await? {
+//!     println!("{:?}", delivery.envelope);
+//!     let _settled = queue.acknowledge(&delivery.receipt).await?;
+//! }
+//! # Ok(()) }
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use taskonce_core::host::Host as _;
+use taskonce_core::{Error, ErrorKind, Result};
+use taskonce_worker::SystemHost;
+
+pub use taskonce_worker::source::*;
+
+use crate::MEMORY_SCHEME;
+
+/// The schemes of sources that this build knows.
+pub const SOURCE_SCHEMES: &[&str] = &[
+    MEMORY_SCHEME,
+    #[cfg(feature = "sqlite")]
+    "sqlite",
+];
+
+/// How long a source in memory holds a delivery for its receiver.
+const MEMORY_VISIBILITY: Duration = Duration::from_secs(30);
+
+/// The source that the URL names.
+///
+/// * `memory:`: a queue in this process's memory, a new one each time. Nothing survives the process.
+/// * `sqlite:queue.db?visibility=30s&name=queue`: the embedded queue, in a file of its own, which is made when it is missing: see
+///   the `taskonce-queue-sqlite` crate.
+///
+/// # Errors
+/// [`ErrorKind::BadUrl`], naming every unknown or wrong part at once. For SQLite also what keeps the file from being
+/// opened.
+pub fn open(url: &str) -> Result<Arc<dyn Source>> {
+    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+    match scheme {
+        MEMORY_SCHEME if url == "memory:" => {
+            let host = SystemHost::new();
+            Ok(Arc::new(MemorySource::new("memory", MEMORY_VISIBILITY, move || host.uptime())))
+        }
+        MEMORY_SCHEME => Err(Error::new(ErrorKind::BadUrl, "the source in memory takes no path and no options")
+            .about(format!("source `{url}`"))
+            .with_hint("write it as `memory:`")),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok(Arc::new(taskonce_queue_sqlite::SqliteQueue::from_url(url)?)),
+        _ => Err(Error::new(ErrorKind::BadUrl, format!("no source has the scheme `{}`", scheme.escape_debug()))
+            .about("source URL")
+            .with_hint(format!("this build knows {}; `sqlite` is a feature of the crate", SOURCE_SCHEMES.join(", ")))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_of_no_source_is_refused_with_what_there_is() {
+        for url in ["", "queue", "memory:a", "kafka://host", "postgres://host/database"] {
+            let Err(error) = open(url) else { panic!("{url} must be refused") };
+            assert_eq!(error.kind(), ErrorKind::BadUrl, "{url}");
+            assert!(error.hint().contains("memory"), "{}", error.hint());
+        }
+        assert_eq!(&*open("memory:").unwrap().describe().name, "memory");
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn the_ledgers_file_is_no_queue_and_the_queues_is_no_ledger() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = |name: &str| format!("sqlite:{}", folder.path().join(name).display());
+        let _ledger = taskonce_sqlite::SqliteStore::from_url(&url("ledger")).unwrap();
+        let _queue = open(&url("queue")).unwrap();
+        let Err(error) = open(&url("ledger")) else { panic!("a ledger is no queue") };
+        assert!(error.hint().contains("give the queue a file of its own"), "{error:?}");
+        let Err(error) = taskonce_sqlite::SqliteStore::from_url(&url("queue")) else { panic!("a queue is no ledger") };
+        assert!(error.hint().contains("give the store a file of its own"), "{error:?}");
+    }
+}
