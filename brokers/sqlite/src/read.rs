@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rusqlite::{OptionalExtension as _, Row, params};
+use rusqlite::{Connection, OptionalExtension as _, Row, params};
 use taskonce_core::error::Result;
-use taskonce_core::store::Cursor;
+use taskonce_core::store::{Cursor, Finding, Level};
+use taskonce_sqlite_file::examine::finding;
 use taskonce_sqlite_file::live::Live;
 use taskonce_worker::source::{DEPTHS_MAX, DeadFilter, DeadLetter, DeadLine, DeadPage, Death, Depth};
 
@@ -142,5 +143,21 @@ pub(crate) fn depth(live: &Live<Queue>) -> Result<Vec<Depth>> {
             }
         }
         Ok(depths.into_values().collect())
+    })
+}
+
+/// Whether the clock went back since the queue was last written to.
+pub(crate) fn clock(conn: &Connection, now: i64) -> rusqlite::Result<Finding> {
+    let clock_at: i64 = conn.query_row("SELECT clock_at FROM queue", [], |row| row.get(0))?;
+    let ahead = clock_at.saturating_sub(now);
+    Ok(if ahead > BACK_MAX {
+        finding(
+            Level::Warning,
+            "clock",
+            format!("the last write is {:.1} s in the future: the host's clock went back", ahead as f64 / 1000.0),
+            "the next write moves all times of the queue back by as much; see that the clock is slewed, not stepped",
+        )
+    } else {
+        finding(Level::Fine, "clock", "the last write does not lie in the future", "")
     })
 }

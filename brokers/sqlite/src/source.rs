@@ -8,14 +8,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use taskonce_core::error::{ErrorKind, Result};
 use taskonce_core::host::Host as _;
-use taskonce_core::store::{Cursor, Memory};
+use taskonce_core::store::{Cursor, Finding, Memory};
+use taskonce_sqlite_file::examine::{examine, fault_of};
 use taskonce_sqlite_file::fault::about;
 use taskonce_sqlite_file::live::Live;
 use taskonce_sqlite_file::{File, Synchronous};
 use taskonce_worker::SystemHost;
 use taskonce_worker::source::{
     DELAY_MAX, DeadFilter, DeadLetter, DeadPage, Death, Delivery, Depth, Description, Entrance, Envelope, Left,
-    RECEIVE_MAX, Receipt, Sent, Settled, Source, WAIT_MAX, Want,
+    RECEIVE_MAX, Receipt, Sent, Settled, Source, WAIT_MAX, Want, examine_depth,
 };
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -118,7 +119,7 @@ impl SqliteQueue {
                 }
                 Ok(settled)
             }
-            Answer::Sent(_) | Answer::Taken(_) | Answer::Left(_) => Err(self.crossed()),
+            Answer::Sent(_) | Answer::Taken(_) | Answer::Left(_) | Answer::Probed => Err(self.crossed()),
         }
     }
 
@@ -128,7 +129,7 @@ impl SqliteQueue {
                 self.shared.changed.notify_waiters();
                 Ok(left)
             }
-            Answer::Sent(_) | Answer::Taken(_) | Answer::Settled(_) => Err(self.crossed()),
+            Answer::Sent(_) | Answer::Taken(_) | Answer::Settled(_) | Answer::Probed => Err(self.crossed()),
         }
     }
 
@@ -144,7 +145,7 @@ impl SqliteQueue {
         };
         match self.ask(Job::Take(ask)).await? {
             Answer::Taken(taken) => Ok(taken.keep()),
-            Answer::Sent(_) | Answer::Settled(_) | Answer::Left(_) => Err(self.crossed()),
+            Answer::Sent(_) | Answer::Settled(_) | Answer::Left(_) | Answer::Probed => Err(self.crossed()),
         }
     }
 
@@ -169,7 +170,7 @@ impl Source for SqliteQueue {
                 self.shared.changed.notify_waiters();
                 Ok(sent)
             }
-            Answer::Taken(_) | Answer::Settled(_) | Answer::Left(_) => Err(self.crossed()),
+            Answer::Taken(_) | Answer::Settled(_) | Answer::Left(_) | Answer::Probed => Err(self.crossed()),
         }
     }
 
@@ -247,6 +248,25 @@ impl Source for SqliteQueue {
             Ok(depths) => depths,
             Err(_) => Err(about(self.shared.file.path(), ErrorKind::Unreachable, "counting was stopped")),
         }
+    }
+
+    async fn examine(&self) -> Vec<Finding> {
+        let live = match self.live() {
+            Ok(live) => live,
+            Err(error) => return vec![fault_of("source", &error)],
+        };
+        let began = std::time::Instant::now();
+        let probe = match self.ask(Job::Probe).await {
+            Ok(Answer::Probed) => Ok(began.elapsed()),
+            Ok(Answer::Sent(_) | Answer::Taken(_) | Answer::Settled(_) | Answer::Left(_)) => Err(self.crossed()),
+            Err(error) => Err(error),
+        };
+        let mut findings = examine(live, probe, &[("clock", read::clock)]);
+        findings.push(match self.depth().await {
+            Ok(depths) => examine_depth(&depths),
+            Err(error) => fault_of("deliveries", &error),
+        });
+        findings
     }
 
     async fn close(&self) {

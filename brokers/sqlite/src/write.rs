@@ -42,6 +42,8 @@ pub(crate) enum Job {
     Redrive(String),
     /// Forget the dead letter of this id.
     DropDead(String),
+    /// Write something, to see whether it works.
+    Probe,
 }
 
 /// What to hand out.
@@ -84,6 +86,8 @@ pub(crate) enum Answer {
     Settled(Settled),
     /// Of a redrive or a drop.
     Left(Left),
+    /// Of a probe.
+    Probed,
 }
 
 impl Content for Queue {
@@ -101,6 +105,10 @@ impl Content for Queue {
                 Job::Settle(holder, how) => Answer::Settled(writing.settle(holder, how)?),
                 Job::Redrive(id) => Answer::Left(writing.redrive(&id)?),
                 Job::DropDead(id) => Answer::Left(writing.drop_dead(&id)?),
+                Job::Probe => {
+                    writing.probe()?;
+                    Answer::Probed
+                }
             }));
         }
         writing.finish()?;
@@ -241,6 +249,11 @@ impl<'conn> Writing<'conn> {
 
     fn drop_dead(&self, id: &str) -> rusqlite::Result<Left> {
         self.delete("DELETE FROM delivery WHERE death_id = ?1 RETURNING id, size", params![id]).map(left)
+    }
+
+    /// Writes, and changes nothing.
+    fn probe(&self) -> rusqlite::Result<()> {
+        self.conn.prepare_cached("UPDATE queue SET last_id = last_id")?.execute([]).map(drop)
     }
 
     /// Deletes at most one delivery by a statement that returns its id and size, and what lies beside it.

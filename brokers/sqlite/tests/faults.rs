@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{AT_ONCE, HANDLER, PATIENCE, Place, Shift, done, names, receive, send};
 use taskonce_core::ErrorKind;
+use taskonce_core::store::Level;
 use taskonce_queue_sqlite::{Options, QueueOptions, SqliteQueue};
 use taskonce_worker::source::{DeadFilter, Entrance, Envelope, Left, Source, Want};
 
@@ -186,6 +187,30 @@ async fn a_clock_that_goes_back_while_nothing_is_ready_is_found_by_who_waits() {
     let began = Instant::now();
     assert_eq!(receive(&queue, 1, PATIENCE).await.len(), 1);
     assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn an_examination_tells_a_clock_that_went_back_and_a_file_that_is_held() {
+    let place = Place::new();
+    let clock = Shift::default();
+    let QueueOptions { file, .. } = clock.options();
+    let file = Options { timeout: Duration::from_millis(200), ..file };
+    let queue = place.open_with(QueueOptions { file, ..QueueOptions::default() });
+    send(&queue, *b"a").await;
+    let beside = place.beside();
+    // Held, so that the examination's own write puts nothing right.
+    beside.execute_batch("BEGIN IMMEDIATE").unwrap();
+    clock.go_back(Duration::from_secs(3600));
+    let findings = queue.examine().await;
+    let of = |subject: &str| findings.iter().find(|finding| finding.subject == subject).unwrap();
+    assert_eq!(of("write").level, Level::Fault, "{findings:?}");
+    assert_eq!(of("clock").level, Level::Warning, "{findings:?}");
+    for subject in ["journal", "content", "deliveries"] {
+        assert_eq!(of(subject).level, Level::Fine, "{findings:?}");
+    }
+    beside.execute_batch("ROLLBACK").unwrap();
+    let findings = queue.examine().await;
+    assert!(findings.iter().all(|finding| finding.level < Level::Fault), "{findings:?}");
 }
 
 /// Once a receive that was given up while the writer worked left its deliveries in flight, for their whole visibility.

@@ -279,6 +279,7 @@ macro_rules! __each_broker_case {
                 depth_counts_what_is_there
                 the_oldest_deliverable_tells_its_age
                 what_is_settled_leaves_nothing_behind
+                an_examination_finds_what_nobody_takes
                 a_closed_source_refuses_with_an_error_of_its_own
                 closing_ends_a_receive_that_waits
             }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use taskonce_core::error::Result;
 use taskonce_core::record::WallTime;
-use taskonce_core::store::{Cursor, Memory};
+use taskonce_core::store::{Cursor, Finding, Level, Memory};
 
 pub use dead::{
     DEATH_ID_MAX, DEATH_MESSAGE_MAX, DEATH_REASON_MAX, DeadFilter, DeadLetter, DeadLine, DeadPage, Death, Left,
@@ -97,6 +97,9 @@ pub trait Source: Send + Sync {
     /// What there is, of each handler that has something: at most [`DEPTHS_MAX`] handlers.
     async fn depth(&self) -> Result<Vec<Depth>>;
 
+    /// Looks at the source's own health: reachability, settings that endanger deliveries, its clock, what nobody takes. For people.
+    async fn examine(&self) -> Vec<Finding>;
+
     /// Ends this handle's use: receives that wait end, and every later call is refused as
     /// [`Closed`](taskonce_core::ErrorKind::Closed). What is in flight comes again after its visibility timeout, unless it
     /// was deferred before. Other handles and processes go on.
@@ -105,6 +108,36 @@ pub trait Source: Send + Sync {
 
 /// The most handlers that one question for the depth tells of.
 pub const DEPTHS_MAX: usize = 10_000;
+
+/// What is deliverable for longer than this is taken by nobody, it seems: worth knowing of.
+pub const UNTAKEN_MAX: Duration = Duration::from_secs(300);
+
+/// What an examination finds of what there is: how much, and the handlers of which nothing has been taken for long.
+#[must_use]
+pub fn examine_depth(depths: &[Depth]) -> Finding {
+    let total = Depth::total(depths);
+    let text = format!(
+        "{} ready, {} deferred, {} in flight, {} dead letters",
+        total.ready, total.deferred, total.in_flight, total.dead
+    );
+    let is_untaken = |depth: &&Depth| depth.oldest.is_some_and(|oldest| oldest > UNTAKEN_MAX);
+    let untaken: Vec<&str> =
+        depths.iter().filter(is_untaken).map(|depth| &*depth.handler).take(UNTAKEN_SHOWN).collect();
+    let subject = "deliveries".to_owned();
+    if untaken.is_empty() {
+        return Finding { level: Level::Fine, subject, text, hint: String::new() };
+    }
+    let oldest = total.oldest.unwrap_or_default().as_secs();
+    Finding {
+        level: Level::Warning,
+        subject,
+        text: format!("{text}; the oldest has been ready for {oldest} s, of {}", untaken.join(", ")),
+        hint: "see that a worker runs that has a route for it, and keeps up".to_owned(),
+    }
+}
+
+/// The most handlers that a finding names.
+const UNTAKEN_SHOWN: usize = 5;
 
 /// What a source is and what it can.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -245,6 +278,25 @@ mod tests {
         assert_eq!(redriven.age(WallTime(4000)), Some(Duration::from_millis(500)));
         let unknown = Delivery { envelope: Envelope { sent_at: None, ..sent.envelope.clone() }, ..sent };
         assert_eq!(unknown.age(WallTime(4000)), None);
+    }
+
+    #[test]
+    fn what_nobody_takes_is_found_with_its_handler() {
+        let one = |handler: &str, oldest: Duration| Depth {
+            handler: handler.into(),
+            ready: 3,
+            oldest: Some(oldest),
+            ..Depth::default()
+        };
+        let found = examine_depth(&[one("charge@2", UNTAKEN_MAX)]);
+        assert_eq!(
+            (found.level, found.text.as_str()),
+            (Level::Fine, "3 ready, 0 deferred, 0 in flight, 0 dead letters")
+        );
+        let found = examine_depth(&[one("charge@2", UNTAKEN_MAX), one("mail@1", 2 * UNTAKEN_MAX)]);
+        assert_eq!(found.level, Level::Warning);
+        assert!(found.text.ends_with("the oldest has been ready for 600 s, of mail@1"), "{}", found.text);
+        assert!(found.hint.contains("route"), "{}", found.hint);
     }
 
     #[test]

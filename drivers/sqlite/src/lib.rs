@@ -5,6 +5,7 @@
 //! child that was forked. It is no crate to build on by itself.
 
 mod connect;
+pub mod examine;
 pub mod fault;
 mod file;
 pub mod host;

@@ -1,153 +1,21 @@
-//! The store's health, for people: what it runs on, what endangers its records, and what to do about it.
+//! The store's health, for people: what any file is examined for, and its clock.
 
-use std::sync::mpsc;
 use std::time::Duration;
 
 use rusqlite::Connection;
-use taskonce_core::error::{Error, ErrorKind, Result};
+use taskonce_core::error::Result;
 use taskonce_core::store::{Finding, Level};
-use taskonce_sqlite_file::host::{self, FileSystem};
-use taskonce_sqlite_file::{SQLITE_OLDEST, Synchronous};
+pub(crate) use taskonce_sqlite_file::examine::fault_of;
+use taskonce_sqlite_file::examine::finding;
 
-use crate::schema::{Live, VERSION};
+use crate::schema::Live;
 
-/// A write that takes longer is worth knowing of.
-const WRITE_SLOW: Duration = Duration::from_millis(100);
-/// Less room than this is worth knowing of, in bytes.
-const ROOM_ADVISED: u64 = 256 * 1024 * 1024;
-/// With less room than this writes fail soon, in bytes.
-const ROOM_MIN: u64 = 4 * 1024 * 1024;
-/// How long the file is searched for damage; a large one is not searched to its end.
-const CHECK_MAX: Duration = Duration::from_secs(2);
 /// A record that is further in the future was written before the clock went back, in milliseconds.
 const AHEAD_MAX: i64 = 1000;
 
 /// Every finding. `probe` is how long a write took, or why it failed.
 pub(crate) fn examine(live: &Live, probe: Result<Duration>) -> Vec<Finding> {
-    let mut findings = vec![library(), file(live), file_system(live)];
-    findings.extend(room(live));
-    findings.push(synchronous(live));
-    findings.push(round_trip(probe));
-    for (subject, look) in [
-        ("journal", journal as fn(&Connection, i64) -> rusqlite::Result<Finding>),
-        ("clock", clock),
-        ("content", content),
-    ] {
-        let now = live.now();
-        let found = live.with_reader("examining", |conn| look(conn, now));
-        findings.push(found.unwrap_or_else(|error| fault_of(subject, &error)));
-    }
-    findings
-}
-
-/// An error as a finding.
-pub(crate) fn fault_of(subject: &str, error: &Error) -> Finding {
-    finding(Level::Fault, subject, error.to_string(), error.hint())
-}
-
-fn finding(level: Level, subject: &str, text: impl Into<String>, hint: impl Into<String>) -> Finding {
-    Finding { level, subject: subject.to_owned(), text: text.into(), hint: hint.into() }
-}
-
-fn library() -> Finding {
-    // An older one is refused when a store is opened.
-    let text = format!("SQLite {}, at least {SQLITE_OLDEST} is needed", rusqlite::version());
-    finding(Level::Fine, "library", text, "")
-}
-
-fn file(live: &Live) -> Finding {
-    let size = |suffix: &str| {
-        let mut path = live.path().as_os_str().to_owned();
-        path.push(suffix);
-        std::fs::metadata(path).map_or(0, |meta| meta.len())
-    };
-    let text = format!(
-        "`{}`, {} KiB and a log of {} KiB, schema {VERSION}",
-        live.path().display(),
-        size("").div_ceil(1024),
-        size("-wal").div_ceil(1024)
-    );
-    finding(Level::Fine, "file", text, "")
-}
-
-fn file_system(live: &Live) -> Finding {
-    let subject = "file system";
-    match host::file_system(host::folder(live.path())) {
-        FileSystem::Local => finding(Level::Fine, subject, "local", ""),
-        FileSystem::Remote(name) => finding(
-            Level::Fault,
-            subject,
-            format!("the file lies on {name}, through which processes cannot share memory: records can be lost"),
-            "move the file to a local disk, or use Redis for several hosts",
-        ),
-        FileSystem::Volatile(name) => finding(
-            Level::Warning,
-            subject,
-            format!("the file lies in memory ({name}): a restart of the host forgets every task"),
-            "move the file to a disk",
-        ),
-    }
-}
-
-fn room(live: &Live) -> Option<Finding> {
-    let room = host::room(host::folder(live.path()))?;
-    let text = format!("{} MiB free", room.free / (1024 * 1024));
-    let hint = "free space, or purge records and shorten retention";
-    Some(if room.read_only {
-        finding(Level::Fault, "room", "the file system is mounted read-only", "mount it writable")
-    } else if room.free < ROOM_MIN {
-        finding(Level::Fault, "room", text, hint)
-    } else if room.free < ROOM_ADVISED {
-        finding(Level::Warning, "room", text, hint)
-    } else {
-        finding(Level::Fine, "room", text, "")
-    })
-}
-
-fn synchronous(live: &Live) -> Finding {
-    match live.options().synchronous {
-        Synchronous::Full => finding(Level::Fine, "synchronous", "full: a write is on the disk before it counts", ""),
-        Synchronous::Normal => finding(
-            Level::Warning,
-            "synchronous",
-            "normal: a power cut may take back the last acknowledged writes",
-            "leave out `synchronous=normal` where a repeated effect does harm",
-        ),
-    }
-}
-
-fn round_trip(probe: Result<Duration>) -> Finding {
-    let subject = "write";
-    match probe {
-        Ok(took) if took > WRITE_SLOW => finding(
-            Level::Warning,
-            subject,
-            format!("a write took {took:.1?}"),
-            "the disk is slow, or other processes write much; heartbeats need far less than a third of the lease",
-        ),
-        Ok(took) => finding(Level::Fine, subject, format!("a write took {took:.1?}"), ""),
-        Err(error) if error.kind() == ErrorKind::Locked => finding(
-            Level::Fault,
-            subject,
-            error.to_string(),
-            "find the process that holds a transaction open: `fuser` on the file names those that have it",
-        ),
-        Err(error) => fault_of(subject, &error),
-    }
-}
-
-fn journal(conn: &Connection, _now: i64) -> rusqlite::Result<Finding> {
-    let mode: String = conn.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
-    Ok(if mode == "wal" {
-        finding(Level::Fine, "journal", "wal", "")
-    } else {
-        finding(
-            Level::Fault,
-            "journal",
-            format!("`{mode}`; another program changed it, and readers and writers block each other"),
-            "end all programs that use the file and open it again",
-        )
-    })
+    taskonce_sqlite_file::examine::examine(live, probe, &[("clock", clock)])
 }
 
 fn clock(conn: &Connection, now: i64) -> rusqlite::Result<Finding> {
@@ -169,37 +37,5 @@ fn clock(conn: &Connection, now: i64) -> rusqlite::Result<Finding> {
         )
     } else {
         finding(Level::Fine, "clock", "no record lies in the future", "")
-    })
-}
-
-fn content(conn: &Connection, _now: i64) -> rusqlite::Result<Finding> {
-    let (checked, is_checked) = mpsc::channel::<()>();
-    let interrupt = conn.get_interrupt_handle();
-    let found = std::thread::scope(|scope| {
-        scope.spawn(move || {
-            // Ends at once when the check has ended.
-            if is_checked.recv_timeout(CHECK_MAX) == Err(mpsc::RecvTimeoutError::Timeout) {
-                interrupt.interrupt();
-            }
-        });
-        let found: rusqlite::Result<String> = conn.query_row("PRAGMA quick_check(1)", [], |row| row.get(0));
-        drop(checked);
-        found
-    });
-    Ok(match found {
-        Ok(text) if text == "ok" => finding(Level::Fine, "content", "no damage found", ""),
-        Ok(text) => finding(
-            Level::Fault,
-            "content",
-            format!("the file is damaged: {text}"),
-            "stop all workers, keep a copy, and restore the file from a backup",
-        ),
-        Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::OperationInterrupted) => finding(
-            Level::Fine,
-            "content",
-            format!("no damage found within {CHECK_MAX:?}; the file is too large to be read in that time"),
-            "",
-        ),
-        Err(error) => return Err(error),
     })
 }

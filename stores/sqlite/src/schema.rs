@@ -12,9 +12,6 @@ use crate::judge::{Answer, Job, Judge};
 /// A store's file: `task` in ASCII marks it.
 const KIND: Kind = Kind { application_id: 0x7461_736b, steps: &[include_str!("../schema.sql")], noun: "store" };
 
-/// The schema version that this program needs.
-pub(crate) const VERSION: i32 = KIND.version();
-
 /// What lies in a store's file: tasks.
 pub(crate) struct Tasks;
 

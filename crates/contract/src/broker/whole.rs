@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use taskonce_core::ErrorKind;
-use taskonce_worker::source::{DeadFilter, Depth, Entrance, Envelope, RECEIVE_MAX, Receipt};
+use taskonce_core::store::{Finding, Level};
+use taskonce_worker::source::{DeadFilter, Depth, Entrance, Envelope, RECEIVE_MAX, Receipt, UNTAKEN_MAX};
 
 use super::{AT_ONCE, HANDLER, PATIENCE, VISIBILITY, Yard, accepted, death, done, task, wants};
 
@@ -62,6 +63,23 @@ pub(super) async fn what_is_settled_leaves_nothing_behind(yard: Yard) {
         assert_eq!(yard.kept().await, 0);
     }
     assert_eq!(yard.source.depth().await.unwrap(), []);
+}
+
+pub(super) async fn an_examination_finds_what_nobody_takes(yard: Yard) {
+    yard.send("a").await;
+    let faults = |findings: &[Finding]| findings.iter().filter(|finding| finding.level == Level::Fault).count();
+    let untaken = |findings: &[Finding]| {
+        findings.iter().any(|finding| finding.level == Level::Warning && finding.text.contains(HANDLER))
+    };
+    let findings = yard.source.examine().await;
+    assert_eq!((faults(&findings), untaken(&findings)), (0, false), "{findings:?}");
+    yard.pass(2 * UNTAKEN_MAX).await;
+    let findings = yard.source.examine().await;
+    assert_eq!((faults(&findings), untaken(&findings)), (0, true), "{findings:?}");
+    assert_eq!(yard.one().await.number, 1, "looking takes nothing");
+    yard.source.close().await;
+    let findings = yard.source.examine().await;
+    assert_eq!(faults(&findings), 1, "{findings:?}");
 }
 
 pub(super) async fn a_closed_source_refuses_with_an_error_of_its_own(yard: Yard) {

@@ -9,13 +9,13 @@ use async_trait::async_trait;
 use taskonce_core::error::{Error, ErrorKind, Result};
 use taskonce_core::host::Host as _;
 use taskonce_core::record::WallTime;
-use taskonce_core::store::{Cursor, Memory};
+use taskonce_core::store::{Cursor, Finding, Level, Memory};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{
     DELAY_MAX, DEPTHS_MAX, DeadFilter, DeadLetter, DeadLine, DeadPage, Death, Delivery, Depth, Description, Entrance,
-    Envelope, Left, RECEIVE_MAX, Receipt, Sent, Settled, Source, WAIT_MAX, Want,
+    Envelope, Left, RECEIVE_MAX, Receipt, Sent, Settled, Source, WAIT_MAX, Want, examine_depth,
 };
 use crate::clock::SystemHost;
 
@@ -363,6 +363,23 @@ impl Source for MemorySource {
             }
         }
         Ok(depths.into_values().collect())
+    }
+
+    async fn examine(&self) -> Vec<Finding> {
+        let depths = match self.depth().await {
+            Ok(depths) => depths,
+            Err(error) => {
+                let (text, hint) = (error.to_string(), error.hint().to_owned());
+                return vec![Finding { level: Level::Fault, subject: "source".into(), text, hint }];
+            }
+        };
+        let durability = Finding {
+            level: Level::Warning,
+            subject: "durability".into(),
+            text: "deliveries lie in this process's memory".into(),
+            hint: "nothing survives the process; use SQLite for anything that must".into(),
+        };
+        vec![durability, examine_depth(&depths)]
     }
 
     async fn close(&self) {
