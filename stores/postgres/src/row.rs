@@ -31,6 +31,7 @@ const BYTES_MAX: usize = 256 * 1024 * 1024;
 
 /// A record as a row, its times still relative to the moment of the write: the values of a statement that writes it, in
 /// the order of its parameters from `$3`.
+#[derive(Clone)]
 pub struct Line<'a> {
     /// `$3`.
     pub token: Uuid,
@@ -99,6 +100,45 @@ impl<'a> Line<'a> {
             output: kept.map(|(_, bytes)| bytes),
             body,
         })
+    }
+
+    /// The same, to be kept: its output, and the type of it, apart.
+    pub(crate) fn kept(self) -> Kept {
+        let output = self.output_type.zip(self.output).map(|(name, bytes)| (name.to_owned(), bytes.to_vec()));
+        let Line { token, claim, fence, state, attempt, owner, effect, retention, output_retention, .. } = self;
+        let Line { expires_after, output_after, body, .. } = self;
+        let (output_type, bytes) = (None, None);
+        let line = Line {
+            token,
+            claim,
+            fence,
+            state,
+            attempt,
+            owner,
+            effect,
+            retention,
+            output_retention,
+            expires_after,
+            output_after,
+            output_type,
+            output: bytes,
+            body,
+        };
+        Kept { line, output }
+    }
+}
+
+/// A line that waits for others.
+pub(crate) struct Kept {
+    pub(crate) line: Line<'static>,
+    /// What stands in `output_type` and `output`.
+    pub(crate) output: Option<(String, Vec<u8>)>,
+}
+
+impl Kept {
+    /// How many bytes it carries.
+    pub(crate) fn bytes(&self) -> usize {
+        self.line.body.len() + self.output.as_ref().map_or(0, |(_, bytes)| bytes.len())
     }
 }
 

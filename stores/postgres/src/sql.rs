@@ -25,6 +25,10 @@ pub(crate) enum Verb {
     Erase,
     /// Renews many claims.
     Renew,
+    /// Puts many new claims where nothing is, and reads what is there otherwise.
+    InsertClaims,
+    /// Replaces versions with their tokens by records with the fences that they carry.
+    ReplaceKeeps,
     /// Removes bytes that are no record.
     Discard,
     /// One page of all records.
@@ -40,7 +44,7 @@ pub(crate) enum Verb {
 }
 
 /// How many statements there are.
-pub(crate) const VERBS: usize = 13;
+pub(crate) const VERBS: usize = 15;
 
 /// What a pooler that lends connections by the transaction leaves of settings, said in the statement itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +113,39 @@ impl Sql {
                  from want left join put on put.key = want.key
                       left join {task} t on t.key = want.key and put.key is null"
             ),
+            Verb::InsertClaims => format!(
+                "with want as (select * from {LINES}),
+                      there as materialized (select want.key as wanted, {COLUMNS} from want join {task} t on t.key = want.key),
+                      put as (
+                          insert into {task} (key, token, claim, fence, state, attempt, owner, effect, retention,
+                                              output_retention, written_at, body)
+                          select key, token, claim, {next_fence}, state, attempt, owner, effect, retention,
+                                 output_retention, clock_timestamp(), body
+                          from want where not exists (select from there where wanted = want.key) {wait}
+                          order by key on conflict (key) do nothing returning key, fence)
+                 select put.key, put.fence, {NO_COLUMNS} from put
+                 union all select there.wanted, null, {THERE} from there"
+            ),
+            // What another transaction holds is passed over, and then asked for alone.
+            Verb::ReplaceKeeps => format!(
+                "with want as (select * from {LINES}),
+                      held as materialized (
+                          select t.key from {task} t join want on want.key = t.key
+                          where t.token = want.expected
+                          order by t.key for update of t skip locked),
+                      put as (
+                          update {task} t set token = want.token, claim = want.claim, fence = want.fence, state = want.state,
+                                 attempt = want.attempt, owner = want.owner, effect = want.effect,
+                                 retention = want.retention, output_retention = want.output_retention,
+                                 written_at = clock_timestamp(), expires_at = clock_timestamp() + want.expires_after * {MS},
+                                 output_until = clock_timestamp() + want.output_after * {MS},
+                                 output_type = want.output_type, output = want.output, body = want.body
+                          from held join want on want.key = held.key where t.key = held.key
+                          returning t.key, t.fence)
+                 select want.key, put.fence, {COLUMNS}
+                 from want left join put on put.key = want.key
+                      left join {task} t on t.key = want.key and put.key is null"
+            ),
             Verb::Discard => format!(
                 "with gone as (delete from {task} where key = $1 and token = $2 and body = $3 {wait} returning 1)
                  select 1 from gone"
@@ -154,6 +191,8 @@ const ALL: [Verb; VERBS] = [
     Verb::ReplaceKeep,
     Verb::Erase,
     Verb::Renew,
+    Verb::InsertClaims,
+    Verb::ReplaceKeeps,
     Verb::Discard,
     Verb::Scan,
     Verb::ScanOpen,
@@ -183,6 +222,25 @@ impl Verb {
             Type::BYTEA, // $15 output
             Type::BYTEA, // $16 body
         ];
+        // The same, an array each.
+        const LINES: &[Type] = &[
+            Type::TEXT_ARRAY,
+            Type::UUID_ARRAY,
+            Type::UUID_ARRAY,
+            Type::UUID_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT2_ARRAY,
+            Type::INT4_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT2_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::BYTEA_ARRAY,
+            Type::BYTEA_ARRAY,
+        ];
         // $1 most rows, $2 first key, $3 end of keys, $4 handler, $5 beginning of the id, $6 states, $7 least age
         const AMONG: &[Type] =
             &[Type::INT8, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::INT2_ARRAY, Type::INT8];
@@ -203,6 +261,7 @@ impl Verb {
             Verb::InsertClaim | Verb::InsertKeep | Verb::ReplaceClaim | Verb::ReplaceKeep => LINE,
             Verb::Erase => &[Type::TEXT, Type::UUID],
             Verb::Renew => &[Type::TEXT_ARRAY, Type::UUID_ARRAY, Type::UUID_ARRAY, Type::BYTEA_ARRAY],
+            Verb::InsertClaims | Verb::ReplaceKeeps => LINES,
             Verb::Discard => &[Type::TEXT, Type::UUID, Type::BYTEA],
             Verb::Scan | Verb::ScanOpen => SCAN,
             Verb::PurgeRecords | Verb::PurgeOutputs => AMONG,
@@ -210,6 +269,15 @@ impl Verb {
         }
     }
 }
+
+/// Many records, a row each, in the order of the parameters.
+const LINES: &str = "unnest($1::text[], $2::uuid[], $3::uuid[], $4::uuid[], $5::bigint[], $6::smallint[], $7::integer[],
+        $8::text[], $9::smallint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::text[], $15::bytea[],
+        $16::bytea[])
+    as w(key, expected, token, claim, fence, state, attempt, owner, effect, retention, output_retention, expires_after,
+         output_after, output_type, output, body)";
+/// What [`COLUMNS`] read of a row that is there already.
+const THERE: &str = "state, token, claim, fence, age, body, output_type, output";
 
 /// Which keys and states a filter admits; `$7` is the least age of the last write, in milliseconds.
 const AMONG: &str = "key >= $2 and key < $3

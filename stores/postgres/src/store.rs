@@ -1,6 +1,7 @@
 //! The port, kept by a PostgreSQL database: `PostgresStore`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,12 +17,13 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::connect::Dial;
+use crate::desk;
 use crate::examine;
 use crate::fault::{Cause, Fault};
 use crate::known::Known;
+use crate::lines::{Desks, End, NewClaim, Renewal};
 use crate::pool::Pool;
 use crate::process::Process;
-use crate::renew::Renewals;
 use crate::row::{self, Line};
 use crate::scan;
 use crate::sql::Verb;
@@ -29,6 +31,8 @@ use crate::url::Settings;
 
 /// How often a swap is sent again where another transaction came in between and left nothing to show.
 const ROUNDS_MAX: usize = 8;
+/// How many swaps are under way each by itself before the next ones gather: about as many as a small server works on at once.
+const ALONE_MAX: usize = 2;
 /// The shortest and the longest pause between two looks at a record that a transaction holds: about a statement's time, and
 /// so long that looking costs little.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
@@ -49,8 +53,10 @@ pub(crate) struct Inner {
 /// What one process and runtime has of a store.
 pub(crate) struct Here {
     pub(crate) pool: Pool,
-    pub(crate) renewals: Renewals,
+    pub(crate) desks: Desks,
     known: Known,
+    /// Swaps that are under way, each with a statement of its own.
+    alone: AtomicUsize,
 }
 
 impl PostgresStore {
@@ -78,8 +84,9 @@ impl Inner {
     pub(crate) fn here(&self) -> Result<Arc<Here>> {
         let made = self.here.here(|| Here {
             pool: Pool::new(Arc::clone(&self.dial), self.settings.connections, self.settings.timeout),
-            renewals: Renewals::default(),
+            desks: Desks::default(),
             known: Known::new(),
+            alone: AtomicUsize::new(0),
         });
         made.map_err(|fault| self.error(fault))
     }
@@ -91,7 +98,13 @@ impl Inner {
     }
 
     /// A swap that begins with a look where a record is to be expected all the same: a duplicate then costs a bare read.
-    async fn swap(&self, here: &Here, key: &Key, expected: Option<Token>, write: &Write<'_>) -> Result<Swap> {
+    async fn swap(
+        self: &Arc<Self>,
+        here: &Arc<Here>,
+        key: &Key,
+        expected: Option<Token>,
+        write: Write<'_>,
+    ) -> Result<Swap> {
         let deadline = here.pool.deadline();
         if expected.is_none() && here.known.knows(key) {
             match self.load(here, key, deadline).await? {
@@ -102,13 +115,45 @@ impl Inner {
                 None => here.known.forget(key),
             }
         }
-        let swapped = self.send(here, key, expected, write, deadline).await?;
+        let erases = write.token().is_none();
+        let swapped = self.send_or_join(here, key, expected, write, deadline).await?;
         match &swapped {
-            Swap::Conflict(Some(_)) | Swap::Locked(_) => here.known.note(key),
-            Swap::Stored(_) if write.token().is_some() => here.known.note(key),
-            Swap::Stored(_) | Swap::Conflict(None) => here.known.forget(key),
+            Swap::Stored(_) if erases => here.known.forget(key),
+            Swap::Stored(_) | Swap::Conflict(Some(_)) | Swap::Locked(_) => here.known.note(key),
+            Swap::Conflict(None) => here.known.forget(key),
         }
         Ok(swapped)
+    }
+
+    /// Sends a swap by itself where few are under way, and with others where there are many: then one commit serves all.
+    async fn send_or_join(
+        self: &Arc<Self>,
+        here: &Arc<Here>,
+        key: &Key,
+        expected: Option<Token>,
+        write: Write<'_>,
+        deadline: Instant,
+    ) -> Result<Swap> {
+        let alone = Alone::count(&here.alone);
+        if alone.before < ALONE_MAX {
+            return self.send(here, key, expected, &write, deadline).await;
+        }
+        drop(alone);
+        let (asked, write) = match (write, expected) {
+            (Write::Claim(line), None) => {
+                let claim = NewClaim(line.clone().kept());
+                (desk::ask(self, here, key, claim).await?, Write::Claim(line))
+            }
+            (Write::Keep(line), Some(expected)) => {
+                let end = End { expected, record: line.clone().kept() };
+                (desk::ask(self, here, key, end).await?, Write::Keep(line))
+            }
+            (write @ (Write::Claim(_) | Write::Keep(_) | Write::Erase), _) => (None, write),
+        };
+        match asked {
+            Some(swap) => Ok(swap),
+            None => self.send(here, key, expected, &write, deadline).await,
+        }
     }
 
     /// Sends a swap until it was stored or there is something to show for it.
@@ -151,6 +196,24 @@ impl Inner {
             }
         }
         Err(self.error(Fault::new(ErrorKind::Locked, "other transactions came in between each time")))
+    }
+}
+
+/// A swap that is under way by itself.
+struct Alone<'a> {
+    count: &'a AtomicUsize,
+    before: usize,
+}
+
+impl Alone<'_> {
+    fn count(count: &AtomicUsize) -> Alone<'_> {
+        Alone { count, before: count.fetch_add(1, Ordering::Relaxed) }
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -300,13 +363,16 @@ impl Store for PostgresStore {
             && is_renewal(Expected::Record(held), Next::Keep(next))
         {
             let line = Line::of(next)?;
-            return here.renewals.renew(&self.inner, &here, key, held.token, line.body, next.token).await;
+            let renewal = Renewal { expected: held.token, token: next.token, body: line.body };
+            let renewed = desk::ask(&self.inner, &here, key, renewal).await?;
+            return renewed
+                .ok_or_else(|| self.inner.error(Fault::new(ErrorKind::Protocol, "a heartbeat without an answer")));
         }
         if let (None, Next::Erase) = (expected.token(), next) {
             let found = self.inner.load(&here, key, here.pool.deadline()).await?;
             return Ok(found.map_or(Swap::Stored(Fence::default()), |found| Swap::Conflict(Some(found))));
         }
-        self.inner.swap(&here, key, expected.token(), &Write::of(next)?).await
+        self.inner.swap(&here, key, expected.token(), Write::of(next)?).await
     }
 
     async fn scan(&self, filter: &Filter, cursor: Option<Cursor>) -> Result<Page> {

@@ -73,6 +73,35 @@ async fn heartbeats_pass_over_what_a_transaction_holds_and_do_not_wait_for_it() 
     assert_eq!(swap, Swap::Stored(held[3].fence));
 }
 
+#[tokio::test]
+async fn ends_at_once_pass_over_what_a_transaction_holds_and_do_not_wait_for_it() {
+    let place = Place::direct().await;
+    let (store, client) = (place.store_with("timeout=30s&lock_timeout=20s"), place.client().await);
+    let keys: Vec<_> = (0..20).map(|number| key(&format!("k-{number}"))).collect();
+    let mut held = Vec::new();
+    for (number, key) in keys.iter().enumerate() {
+        held.push(claim(&store, key, &running(number as u128 + 1)).await);
+    }
+    client.batch_execute("begin").await.unwrap();
+    client.query(&plain_sql(LOCK, SCHEMA), &[&keys[9].as_str(), &Uuid::from_bytes(held[9].claim.0)]).await.unwrap();
+    let start = Instant::now();
+    let mut calls = tokio::task::JoinSet::new();
+    for (number, (key, held)) in keys.iter().cloned().zip(held.iter().cloned()).enumerate() {
+        let store = store.clone();
+        calls.spawn(async move {
+            let end = next(&held, State::Done);
+            (number, store.swap(&key, Expected::Record(&held), Next::Keep(&end)).await.unwrap())
+        });
+    }
+    for _ in 1..keys.len() {
+        let (number, swap) = calls.join_next().await.unwrap().unwrap();
+        assert_eq!((swap, number == 9), (Swap::Stored(held[number].fence), false));
+    }
+    assert!(start.elapsed() < Duration::from_secs(18), "nobody else waited: {:?}", start.elapsed());
+    client.batch_execute("rollback").await.unwrap();
+    assert_eq!(calls.join_next().await.unwrap().unwrap(), (9, Swap::Stored(held[9].fence)));
+}
+
 /// Each waited on a connection of the pool: of a task whose transaction was longer than its lease, sixteen duplicates kept
 /// all others from the ledger.
 #[tokio::test]

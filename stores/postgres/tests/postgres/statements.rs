@@ -1,7 +1,9 @@
 //! What calls cost: one statement each, and duplicates write nothing.
 
+use taskonce_core::key::Key;
 use taskonce_core::record::{Record, State};
 use taskonce_core::store::{Expected, Next, Store, Swap};
+use taskonce_postgres::PostgresStore;
 use taskonce_testkit::PostgresServer;
 
 use crate::common::Place;
@@ -20,7 +22,7 @@ async fn claim_completion_and_duplicate_are_one_statement_each() {
     assert_eq!(count() - before, 4, "claim, heartbeat, completion and duplicate");
 }
 
-async fn run(store: &taskonce_postgres::PostgresStore, id: &str) {
+async fn run(store: &PostgresStore, id: &str) {
     let key = key(id);
     let held = claim(store, &key, &running(1)).await;
     let beat = next(&held, State::Running);
@@ -38,26 +40,84 @@ async fn duplicates_take_no_fence_no_transaction_and_write_nothing() {
     let server = PostgresServer::start(&quiet).unwrap();
     let place = Place::of(server.database().unwrap()).await;
     let store = place.store();
-    let key = key("a");
-    let held = claim(&store, &key, &running(1)).await;
-    replace(&store, &key, &held, &next(&held, State::Done)).await;
+    let keys: Vec<Key> = (0..100).map(|number| key(&format!("k-{number}"))).collect();
+    for (number, key) in keys.iter().enumerate() {
+        let held = claim(&store, key, &running(number as u128 + 1)).await;
+        replace(&store, key, &held, &next(&held, State::Done)).await;
+    }
     let state = "select txid_snapshot_xmax(txid_current_snapshot()), last_value, pg_current_wal_insert_lsn()::text
                  from {schema}.fence";
     // Once, so that what a first read leaves behind (hint bits, statistics) is there already.
-    duplicates(&store, &key).await;
+    duplicates(&place.store(), &keys).await;
     let before = place.beside(state, &[]).await;
-    duplicates(&store, &key).await;
+    let other = place.store();
+    // It meets each for the first time, and then again.
+    duplicates(&other, &keys).await;
+    duplicates(&other, &keys).await;
     let after = place.beside(state, &[]).await;
     type Seen = (i64, i64, String);
     let of = |rows: &[tokio_postgres::Row]| -> Seen { (rows[0].get(0), rows[0].get(1), rows[0].get(2)) };
     assert_eq!(of(&before), of(&after));
 }
 
-async fn duplicates(store: &taskonce_postgres::PostgresStore, key: &taskonce_core::key::Key) {
-    for number in 0..100 {
-        let swap = store.swap(key, Expected::Nothing, Next::Claim(&running(100 + number))).await.unwrap();
+async fn duplicates(store: &PostgresStore, keys: &[Key]) {
+    for (number, key) in keys.iter().enumerate() {
+        let swap = store.swap(key, Expected::Nothing, Next::Claim(&running(1000 + number as u128))).await.unwrap();
         assert!(matches!(swap, Swap::Conflict(Some(_))), "{swap:?}");
     }
+}
+
+/// What a process remembers of a key is a guess: where the record has gone since, the claim is a fresh one.
+#[tokio::test]
+async fn a_key_that_was_met_and_is_gone_is_claimed_afresh() {
+    let place = Place::direct().await;
+    let (store, other) = (place.store(), place.store());
+    let key = key("a");
+    let held = claim(&store, &key, &running(1)).await;
+    let swap = store.swap(&key, Expected::Nothing, Next::Claim(&running(2))).await.unwrap();
+    assert!(matches!(swap, Swap::Conflict(Some(_))), "{swap:?}");
+    assert!(matches!(other.swap(&key, Expected::Record(&held), Next::Erase).await.unwrap(), Swap::Stored(_)));
+    let again = claim(&store, &key, &running(3)).await;
+    assert!(again.fence > held.fence);
+    // Its own claim, sent again, is recognised.
+    let swap = store.swap(&key, Expected::Nothing, Next::Claim(&running(3))).await.unwrap();
+    assert_eq!(swap, Swap::Stored(again.fence));
+}
+
+#[tokio::test]
+async fn claims_and_ends_that_come_at_once_share_statements() {
+    const AT_ONCE: usize = 64;
+    let server = PostgresServer::start(&["-c", "fsync=off", "-c", "log_statement=all"]).unwrap();
+    let place = Place::of(server.database().unwrap()).await;
+    let (store, other) = (place.store(), place.store());
+    let count = || server.log().unwrap().matches("execute s").count();
+    let keys: Vec<Key> = (0..AT_ONCE).map(|number| key(&format!("k-{number}"))).collect();
+    let mut calls = tokio::task::JoinSet::new();
+    for (number, key) in keys.iter().cloned().enumerate() {
+        let store = store.clone();
+        calls.spawn(async move { (number, claim(&store, &key, &running(number as u128 + 1)).await) });
+    }
+    let mut held = calls.join_all().await;
+    held.sort_by_key(|(number, _)| *number);
+    let fences: std::collections::HashSet<u64> = held.iter().map(|(_, record)| record.fence.0).collect();
+    assert_eq!(fences.len(), AT_ONCE, "each has a fence of its own");
+    let mut calls = tokio::task::JoinSet::new();
+    for (number, record) in held {
+        let (store, key) = (store.clone(), keys[number].clone());
+        calls.spawn(async move { replace(&store, &key, &record, &next(&record, State::Done)).await });
+    }
+    calls.join_all().await;
+    let sent = count();
+    assert!(sent < AT_ONCE, "{sent} statements for {AT_ONCE} claims and as many ends");
+    let mut calls = tokio::task::JoinSet::new();
+    for key in keys {
+        let other = other.clone();
+        calls.spawn(async move { other.swap(&key, Expected::Nothing, Next::Claim(&running(999))).await.unwrap() });
+    }
+    for swap in calls.join_all().await {
+        assert!(matches!(&swap, Swap::Conflict(Some(found)) if found.record.state == State::Done), "{swap:?}");
+    }
+    assert!(count() - sent < AT_ONCE / 2, "so do duplicates");
 }
 
 #[tokio::test]

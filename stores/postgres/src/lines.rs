@@ -1,0 +1,215 @@
+//! The lines of statements that many calls share: heartbeats always, claims and ends where many come at once.
+//!
+//! What another transaction holds is passed over, so that a claim whose completion is under way costs the others nothing: a
+//! heartbeat is told so, another write is asked alone and waits.
+
+use std::collections::BTreeMap;
+
+use taskonce_core::error::Result;
+use taskonce_core::key::Key;
+use taskonce_core::record::{Fence, Found, Token};
+use taskonce_core::store::Swap;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::desk::{Desk, Line};
+use crate::fault::Fault;
+use crate::row::{self, Kept};
+use crate::sql::Verb;
+use crate::store::{Here, misread};
+
+/// The desks of one process and runtime.
+#[derive(Default)]
+pub(crate) struct Desks {
+    renewals: Desk<Renewal>,
+    claims: Desk<NewClaim>,
+    ends: Desk<End>,
+}
+
+/// One claim to renew.
+pub(crate) struct Renewal {
+    pub(crate) expected: Token,
+    pub(crate) token: Token,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Line for Renewal {
+    fn desk(here: &Here) -> &Desk<Renewal> {
+        &here.desks.renewals
+    }
+
+    fn bytes(&self) -> usize {
+        self.body.len()
+    }
+
+    async fn ask(here: &Here, batch: &BTreeMap<Key, Renewal>) -> Result<Vec<Row>, Fault> {
+        let keys: Vec<&str> = batch.keys().map(Key::as_str).collect();
+        let expected: Vec<Uuid> = batch.values().map(|renewal| Uuid::from_bytes(renewal.expected.0)).collect();
+        let tokens: Vec<Uuid> = batch.values().map(|renewal| Uuid::from_bytes(renewal.token.0)).collect();
+        let bodies: Vec<&[u8]> = batch.values().map(|renewal| renewal.body.as_slice()).collect();
+        here.pool.ask(Verb::Renew, &[&keys, &expected, &tokens, &bodies], here.pool.deadline()).await
+    }
+
+    fn judge(&self, key: &Key, row: &Row) -> Result<Option<Swap>> {
+        Ok(Some(match read(key, row)? {
+            Read::Written(fence) => Swap::Stored(fence),
+            Read::Nothing => Swap::Conflict(None),
+            Read::Found(found) if found.record.token == self.token => Swap::Stored(found.record.fence),
+            // It was passed over: a transaction holds it, and may be completing it.
+            Read::Found(found) if found.record.token == self.expected => Swap::Locked(Some(found)),
+            Read::Found(found) => Swap::Conflict(Some(found)),
+        }))
+    }
+}
+
+/// One new claim, for a key that is expected to hold nothing.
+pub(crate) struct NewClaim(pub(crate) Kept);
+
+impl Line for NewClaim {
+    fn desk(here: &Here) -> &Desk<NewClaim> {
+        &here.desks.claims
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    async fn ask(here: &Here, batch: &BTreeMap<Key, NewClaim>) -> Result<Vec<Row>, Fault> {
+        let lines = Lines::of(batch.iter().map(|(key, claim)| (key, None, &claim.0)));
+        lines.ask(here, Verb::InsertClaims).await
+    }
+
+    fn judge(&self, key: &Key, row: &Row) -> Result<Option<Swap>> {
+        Ok(match read(key, row)? {
+            Read::Written(fence) => Some(Swap::Stored(fence)),
+            // Who came in between is not to be seen yet.
+            Read::Nothing => None,
+            Read::Found(found) if found.record.token.0 == self.0.line.token.into_bytes() => {
+                Some(Swap::Stored(found.record.fence))
+            }
+            Read::Found(found) => Some(Swap::Conflict(Some(found))),
+        })
+    }
+}
+
+/// One record that takes the place of a holder's.
+pub(crate) struct End {
+    pub(crate) expected: Token,
+    pub(crate) record: Kept,
+}
+
+impl Line for End {
+    fn desk(here: &Here) -> &Desk<End> {
+        &here.desks.ends
+    }
+
+    fn bytes(&self) -> usize {
+        self.record.bytes()
+    }
+
+    async fn ask(here: &Here, batch: &BTreeMap<Key, End>) -> Result<Vec<Row>, Fault> {
+        let lines = Lines::of(batch.iter().map(|(key, end)| (key, Some(end.expected), &end.record)));
+        lines.ask(here, Verb::ReplaceKeeps).await
+    }
+
+    fn judge(&self, key: &Key, row: &Row) -> Result<Option<Swap>> {
+        Ok(match read(key, row)? {
+            Read::Written(fence) => Some(Swap::Stored(fence)),
+            Read::Nothing => Some(Swap::Conflict(None)),
+            Read::Found(found) if found.record.token.0 == self.record.line.token.into_bytes() => {
+                Some(Swap::Stored(found.record.fence))
+            }
+            // It was passed over: a transaction holds it.
+            Read::Found(found) if found.record.token == self.expected => None,
+            Read::Found(found) => Some(Swap::Conflict(Some(found))),
+        })
+    }
+}
+
+/// What a row of a batch says of its key.
+enum Read {
+    Written(Fence),
+    Nothing,
+    Found(Found),
+}
+
+/// The key, the fence of what was written, and what is there otherwise.
+fn read(key: &Key, row: &Row) -> Result<Read> {
+    let misread = |error: tokio_postgres::Error| misread(key, &error);
+    if let Some(fence) = row.try_get::<_, Option<i64>>(1).map_err(misread)? {
+        return Ok(Read::Written(Fence(u64::try_from(fence).unwrap_or(0))));
+    }
+    if row.try_get::<_, Option<i16>>(2).map_err(misread)?.is_none() {
+        return Ok(Read::Nothing);
+    }
+    row::found(key, row, 2).map(Read::Found)
+}
+
+/// Records as columns of arrays, in the order of the parameters.
+#[derive(Default)]
+struct Lines<'a> {
+    keys: Vec<&'a str>,
+    expected: Vec<Option<Uuid>>,
+    tokens: Vec<Uuid>,
+    claims: Vec<Uuid>,
+    fences: Vec<i64>,
+    states: Vec<i16>,
+    attempts: Vec<i32>,
+    owners: Vec<&'a str>,
+    effects: Vec<i16>,
+    retentions: Vec<i64>,
+    output_retentions: Vec<i64>,
+    expire_after: Vec<Option<i64>>,
+    outputs_after: Vec<Option<i64>>,
+    output_types: Vec<Option<&'a str>>,
+    outputs: Vec<Option<&'a [u8]>>,
+    bodies: Vec<&'a [u8]>,
+}
+
+impl<'a> Lines<'a> {
+    fn of(records: impl Iterator<Item = (&'a Key, Option<Token>, &'a Kept)>) -> Lines<'a> {
+        let mut lines = Lines::default();
+        for (key, expected, kept) in records {
+            let line = &kept.line;
+            lines.keys.push(key.as_str());
+            lines.expected.push(expected.map(|token| Uuid::from_bytes(token.0)));
+            lines.tokens.push(line.token);
+            lines.claims.push(line.claim);
+            lines.fences.push(line.fence);
+            lines.states.push(line.state);
+            lines.attempts.push(line.attempt);
+            lines.owners.push(&line.owner);
+            lines.effects.push(line.effect);
+            lines.retentions.push(line.retention);
+            lines.output_retentions.push(line.output_retention);
+            lines.expire_after.push(line.expires_after);
+            lines.outputs_after.push(line.output_after);
+            lines.output_types.push(kept.output.as_ref().map(|(name, _)| name.as_str()));
+            lines.outputs.push(kept.output.as_ref().map(|(_, bytes)| bytes.as_slice()));
+            lines.bodies.push(&line.body);
+        }
+        lines
+    }
+
+    async fn ask(&self, here: &Here, verb: Verb) -> Result<Vec<Row>, Fault> {
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 16] = [
+            &self.keys,
+            &self.expected,
+            &self.tokens,
+            &self.claims,
+            &self.fences,
+            &self.states,
+            &self.attempts,
+            &self.owners,
+            &self.effects,
+            &self.retentions,
+            &self.output_retentions,
+            &self.expire_after,
+            &self.outputs_after,
+            &self.output_types,
+            &self.outputs,
+            &self.bodies,
+        ];
+        here.pool.ask(verb, &parameters, here.pool.deadline()).await
+    }
+}
