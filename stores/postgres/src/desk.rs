@@ -11,7 +11,7 @@ use taskonce_core::store::Swap;
 use tokio::sync::oneshot;
 use tokio_postgres::Row;
 
-use crate::fault::Fault;
+use crate::fault::{Cause, Fault};
 use crate::process::lock;
 use crate::store::{Here, Inner};
 
@@ -160,6 +160,8 @@ async fn send<L: Line>(inner: &Inner, here: &Here, batch: BTreeMap<Key, Waiting<
     }
     let rows = match L::ask(here, &lines).await {
         Ok(rows) => rows,
+        // One of them waited in vain, and nothing of the statement was stored: the others must not wait with it.
+        Err(fault) if fault.cause == Cause::Locked => Vec::new(),
         Err(fault) => {
             let error = inner.error(fault);
             for reply in replies.into_values() {
@@ -175,7 +177,7 @@ async fn send<L: Line>(inner: &Inner, here: &Here, batch: BTreeMap<Key, Waiting<
             let _ = reply.send(line.judge(&key, &row));
         }
     }
-    // A key without a row was met in a moment in which nothing could be said of it.
+    // What has no row is asked for alone.
     for reply in replies.into_values() {
         let _ = reply.send(Ok(None));
     }

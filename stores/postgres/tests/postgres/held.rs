@@ -134,6 +134,36 @@ async fn takeovers_of_what_a_transaction_holds_keep_no_connection_waiting() {
     }
 }
 
+#[tokio::test]
+async fn claims_at_once_do_not_fail_with_one_whose_row_another_is_making() {
+    let place = Place::direct().await;
+    let (store, client) = (place.store_with("timeout=30s&lock_timeout=300ms"), place.client().await);
+    let (first, keys) = (key("first"), (0..20).map(|number| key(&format!("k-{number}"))).collect::<Vec<_>>());
+    claim(&store, &first, &running(1)).await;
+    client.batch_execute("begin").await.unwrap();
+    client.query(&plain_sql(COPY, SCHEMA), &[&keys[9].as_str(), &first.as_str()]).await.unwrap();
+    let mut calls = tokio::task::JoinSet::new();
+    for (number, key) in keys.iter().cloned().enumerate() {
+        let store = store.clone();
+        calls.spawn(async move {
+            let next = running(100 + number as u128);
+            (number, store.swap(&key, Expected::Nothing, Next::Claim(&next)).await.unwrap())
+        });
+    }
+    for (number, swap) in calls.join_all().await {
+        match swap {
+            Swap::Stored(_) => assert_ne!(number, 9),
+            swap => assert_eq!((number, swap), (9, Swap::Locked(None))),
+        }
+    }
+    client.batch_execute("rollback").await.unwrap();
+    claim(&store, &keys[9], &running(200)).await;
+}
+
+/// A row of another's, as a person with `psql` makes it.
+const COPY: &str = "insert into {schema}.task select $1, state, token, claim, fence, attempt, owner, effect, retention,
+    output_retention, written_at, expires_at, output_until, output_type, output, body from {schema}.task where key = $2";
+
 /// Once elsewhere: a conflict was reported though the other transaction rolled back, and the task was never stored.
 #[tokio::test]
 async fn a_conflict_with_what_was_rolled_back_never_counts() {
@@ -143,9 +173,7 @@ async fn a_conflict_with_what_was_rolled_back_never_counts() {
     let held = claim(&store, &first, &running(1)).await;
     client.batch_execute("begin").await.unwrap();
     // A row of another's that is not committed.
-    let copy = "insert into {schema}.task select $1, state, token, claim, fence, attempt, owner, effect, retention,
-        output_retention, written_at, expires_at, output_until, output_type, output, body from {schema}.task where key = $2";
-    client.query(&plain_sql(copy, SCHEMA), &[&key.as_str(), &first.as_str()]).await.unwrap();
+    client.query(&plain_sql(COPY, SCHEMA), &[&key.as_str(), &first.as_str()]).await.unwrap();
     let (waits, name) = (running(2), key.clone());
     let waiting = tokio::spawn(async move { other.swap(&name, Expected::Nothing, Next::Claim(&waits)).await.unwrap() });
     let watch = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
