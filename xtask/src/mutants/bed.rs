@@ -215,7 +215,8 @@ impl<'a> Bed<'a> {
     fn compile(&self, test: &Test) -> Result<Result<Suite, String>> {
         let mut command = process::cargo();
         command.current_dir(&self.tree).stdin(Stdio::null());
-        command.env("CARGO_TARGET_DIR", &self.build);
+        // A fault changes a line or two.
+        command.env("CARGO_TARGET_DIR", &self.build).env("CARGO_INCREMENTAL", "1");
         command.args(["test", "--quiet", "--locked", "--no-run", "--message-format=json-render-diagnostics"]);
         command.args(self.ground.selection(test));
         let output = command.output().context("cannot start cargo")?;
