@@ -491,6 +491,9 @@ pub(crate) struct ResolveArgs {
 /// The arguments of `migrate`.
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArgs {
+    /// Make the table for steps in the database that `--store` names: where effects are, while the ledger's records are elsewhere
+    #[arg(long, conflicts_with = "grant_to")]
+    pub(crate) steps: bool,
     /// Only print the SQL, for those who run migrations themselves
     #[arg(long)]
     pub(crate) print: bool,
@@ -502,6 +505,13 @@ pub(crate) struct MigrateArgs {
 /// The arguments of `purge`.
 #[derive(Debug, Args)]
 pub(crate) struct PurgeArgs {
+    /// Remove rows of steps in the database that `--store` names, where effects are while the ledger's records are elsewhere
+    #[arg(long, requires = "older_than", conflicts_with_all = ["namespace", "handler", "prefix", "dry_run"])]
+    pub(crate) steps: bool,
+    /// With `--steps`: rows of steps that ended at least so long ago. Not less than the retention of the tasks' records and the
+    /// longest time in which a copy can still come, together
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = units::duration, requires = "steps")]
+    pub(crate) older_than: Option<Duration>,
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
     /// Only count what would be removed

@@ -1,4 +1,4 @@
-//! `purge`: removes final records past their retention, in bounded batches.
+//! `purge`: removes final records past their retention, in bounded batches; or rows of steps beside their effects.
 
 use std::process::ExitCode;
 
@@ -16,6 +16,15 @@ const BATCHES_MAX: usize = 100_000;
 
 /// Purges, or counts what would be purged.
 pub(crate) fn purge(args: &PurgeArgs, common: &Common, form: Form) -> Result<ExitCode> {
+    if let Some(older_than) = args.older_than.filter(|_| args.steps) {
+        let url = store::of_effects(common.store.as_deref())?;
+        let rows = block_on(taskonce::purge_steps(&url, older_than))??;
+        match form {
+            Form::Json => report::data_json(&json!({ "steps": rows })),
+            Form::Text => report::data(&format!("removed {}\n", view::count(rows, "step row"))),
+        }
+        return Ok(Code::Fine.exit());
+    }
     let filter = args.filter.filter(PAGE_MAX)?;
     let ledger = store::open_existing(common.store.as_deref())?;
     if args.dry_run {

@@ -18,6 +18,16 @@ pub(crate) fn url(chosen: Option<&str>) -> Result<String> {
     named(chosen)?.map_or_else(default_url, Ok)
 }
 
+/// The URL of the database that has the effects of steps. TASKONCE_STORE and the default name the ledger's.
+pub(crate) fn of_effects(chosen: Option<&str>) -> Result<String> {
+    chosen.map(str::to_owned).ok_or_else(|| {
+        Trouble::usage(
+            "`--steps` needs `--store`: the database that has the effects, not the ledger's",
+            "`taskonce migrate --steps --store postgres://shop.example/shop`, or `sqlite:shop.db`",
+        )
+    })
+}
+
 /// A ledger over the chosen store, for what makes tasks: a SQLite file that is missing is made.
 pub(crate) fn open(chosen: Option<&str>) -> Result<Ledger> {
     let url = match named(chosen)? {

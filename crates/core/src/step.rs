@@ -67,6 +67,17 @@ pub struct StepAsk {
     pub input: Fingerprint,
 }
 
+/// What the row of a step says, that stands beside its effect in another database than the ledger's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepRow {
+    /// The digest of the input.
+    pub input: Vec<u8>,
+    /// In which encoding the step's output is, and its bytes.
+    pub output: Option<(String, Vec<u8>)>,
+    /// The attempt of the task that ran it.
+    pub attempt: u32,
+}
+
 /// What a step is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StepTurn {
@@ -141,13 +152,19 @@ pub fn is_in_doubt(steps: &[Step]) -> bool {
 /// The record in which this step is to begin: to be stored before an unrepeatable one runs.
 #[must_use]
 pub fn begin(record: &Record, place: usize, ask: &StepAsk) -> Record {
-    with(record, place, ask, StepState::Begun, Duration::ZERO, Output::Nothing)
+    with(record, place, ask, StepState::Begun, record.attempt, Duration::ZERO, Output::Nothing)
 }
 
 /// The record in which this step has ended.
 #[must_use]
 pub fn end(record: &Record, place: usize, ask: &StepAsk, output: Output, ran_for: Duration) -> Record {
-    with(record, place, ask, StepState::Done, ran_for, output)
+    with(record, place, ask, StepState::Done, record.attempt, ran_for, output)
+}
+
+/// The record in which this step has ended as its row says: in an attempt before, whose worker did not come to record it.
+#[must_use]
+pub fn found(record: &Record, place: usize, ask: &StepAsk, output: Output, attempt: u32) -> Record {
+    with(record, place, ask, StepState::Done, attempt, Duration::ZERO, output)
 }
 
 /// The record without the intent of this step: it says that nothing happened.
@@ -160,17 +177,17 @@ pub fn undo(record: &Record, place: usize) -> Record {
     undone
 }
 
-fn with(record: &Record, place: usize, ask: &StepAsk, state: StepState, ran_for: Duration, output: Output) -> Record {
+fn with(
+    record: &Record,
+    place: usize,
+    ask: &StepAsk,
+    state: StepState,
+    attempt: u32,
+    ran_for: Duration,
+    output: Output,
+) -> Record {
     let mut next = record.clone();
-    let step = Step {
-        name: ask.name.clone(),
-        effect: ask.effect,
-        input: ask.input,
-        state,
-        attempt: record.attempt,
-        ran_for,
-        output,
-    };
+    let step = Step { name: ask.name.clone(), effect: ask.effect, input: ask.input, state, attempt, ran_for, output };
     match next.steps.get_mut(place) {
         // Written before, by a sending whose answer was lost.
         Some(there) => *there = step,

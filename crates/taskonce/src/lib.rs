@@ -46,6 +46,7 @@
 
 mod open;
 mod front;
+mod steps;
 pub mod blocking;
 pub mod source;
 #[cfg(feature = "sqlite")]
@@ -54,6 +55,7 @@ pub mod sqlite;
 pub mod postgres;
 
 pub use open::{MEMORY_SCHEME, Migration, SCHEMES, migrate, migration_sql, open, open_existing};
+pub use steps::{migrate_steps, purge_steps, steps_sql};
 
 pub use taskonce_core::decide::By;
 pub use taskonce_core::held::{Held, Renewal, Settled};

@@ -25,6 +25,8 @@
 //! # drop(outcome); Ok(()) }
 //! ```
 
+mod beside;
+
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
@@ -48,8 +50,10 @@ use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
+pub use beside::Beside;
 pub use taskonce_core::held::Joined;
 pub use taskonce_core::ledger::{Completion, Refused, Unresolved};
+pub use taskonce_postgres::tx::steps::step_table_sql;
 pub use taskonce_postgres::{CommitIn, CompleteIn, tokio_postgres};
 
 /// How long a rollback is waited for before the claim's end is written: the record is held until then.

@@ -3,6 +3,8 @@
 //! Your tables lie in the ledger's own file, so that effect and record commit together: both, or neither, whatever is killed
 //! when. [`CompleteIn`] is the same by hand, on a connection of your own.
 
+mod beside;
+
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,8 +24,10 @@ use taskonce_worker::step_in::Turn;
 use taskonce_worker::transaction::{Attempt, run_in_transaction};
 use taskonce_worker::{Context, Outcome, StepContext};
 
+pub use beside::Beside;
 pub use taskonce_core::held::Joined;
 pub use taskonce_core::ledger::{Completion, Refused, Unresolved};
+pub use taskonce_sqlite::steps::step_table_sql;
 pub use taskonce_sqlite::{CompleteIn, rusqlite};
 
 /// Runs a task in a transaction of its own on the ledger's file.

@@ -6,6 +6,7 @@
 pub mod run;
 pub mod steps;
 pub mod step_in;
+pub mod beside;
 pub mod transaction;
 pub mod elsewhere;
 pub mod outcome;

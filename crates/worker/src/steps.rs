@@ -75,7 +75,7 @@ impl Steps {
     }
 
     /// The same, behind those that are under way.
-    async fn begin_behind(&self, name: &str) -> Result<MutexGuard<'_, Progress>, Failure> {
+    pub(crate) async fn begin_behind(&self, name: &str) -> Result<MutexGuard<'_, Progress>, Failure> {
         if WITHIN.try_with(|within| *within == self.address()).unwrap_or(false) {
             return Err(Failure::permanent(format!(
                 "step `{name}` was asked for inside another step of the same task: steps follow one another"
@@ -102,6 +102,16 @@ impl Steps {
         }
         progress.unended = Some(name.to_owned());
         Ok(progress)
+    }
+
+    /// Runs the code of a step.
+    pub(crate) async fn within<F: Future>(&self, code: F) -> F::Output {
+        WITHIN.scope(self.address(), code).await
+    }
+
+    /// The same for code that blocks.
+    pub(crate) fn within_blocking<T>(&self, code: impl FnOnce() -> T) -> T {
+        WITHIN.sync_scope(self.address(), code)
     }
 
     /// Parks the task when its handler has ended, whatever that makes of it.
@@ -139,10 +149,10 @@ impl StepContext {
 /// A step that is about to run; see [`Context::step_of`].
 #[must_use = "a step does nothing until `run` is awaited"]
 pub struct StepOf<'a> {
-    context: &'a Context,
-    name: &'a str,
-    effect: Effect,
-    input: Result<Fingerprint, Failure>,
+    pub(crate) context: &'a Context,
+    pub(crate) name: &'a str,
+    pub(crate) effect: Effect,
+    pub(crate) input: Result<Fingerprint, Failure>,
 }
 
 impl Context {
@@ -156,7 +166,8 @@ impl Context {
     /// What `effect` says of the step decides what happens when a run before was cut off inside it: a `Keyed`, `Fenced` or
     /// `Repeatable` one runs again (a keyed one with the same [`StepContext::downstream_key`]). An `Unrepeatable` one is
     /// noted before it begins, and parks the task. `Transactional` is for the drivers' `step_in`, which writes the step
-    /// into the transaction of its effect.
+    /// into the transaction of its effect, and for their `beside`, which writes a row there where the ledger is in another
+    /// database.
     ///
     /// A step that fails is not recorded: it is asked for again, by the same run or the next. So its failure is to be
     /// returned, and no other step runs behind it. What the code goes on with is a value: a payment that was declined is
@@ -203,7 +214,7 @@ impl Context {
     }
 
     /// Takes over the steps that transactions of the handler's have recorded.
-    async fn refresh(&self, count: usize) -> Result<(), Failure> {
+    pub(crate) async fn refresh(&self, count: usize) -> Result<(), Failure> {
         // A transaction of this very handler that is still open would be waited for in vain.
         let Ok(record) = tokio::time::timeout(REFRESH_MAX, self.advance(Record::clone)).await else {
             let what = "a step was asked for while the transaction of the step before it is open: commit that first";
@@ -219,7 +230,7 @@ impl Context {
     }
 
     /// Changes the claim's record, and tries so as long as the lease lasts.
-    async fn advance(
+    pub(crate) async fn advance(
         &self,
         change: impl Fn(&Record) -> Record + Send + Sync,
     ) -> Result<std::sync::Arc<Record>, Failure> {
@@ -312,7 +323,7 @@ impl<'a> StepOf<'a> {
             StepTurn::Changed(what) => return Err(steps.stop(Failure::new(FailureClass::StepChanged, what))),
             StepTurn::InDoubt => {
                 let found = match asks {
-                    Probe::Given => WITHIN.scope(steps.address(), probe(given)).await?,
+                    Probe::Given => steps.within(probe(given)).await?,
                     Probe::No => None,
                 };
                 let Some(value) = found else {
@@ -359,7 +370,8 @@ fn check_name(name: &str, place: usize) -> Result<(), Failure> {
 fn check(context: &Context, name: &str, effect: Effect) -> Result<(), Failure> {
     if effect == Effect::Transactional {
         return Err(Failure::permanent(format!(
-            "step `{name}` is transactional: run it with `step_in`, which records it in the transaction of its effect"
+            "step `{name}` is transactional: run it with `step_in`, which records it in the transaction of its effect, or \
+             where that is in another database than the ledger's with `beside`"
         )));
     }
     if context.held().phase() == Phase::Joined {
@@ -396,7 +408,7 @@ where
     context.held().begins();
     let host = context.ledger().host();
     let began = host.uptime();
-    match WITHIN.scope(context.steps().address(), run(given)).await {
+    match context.steps().within(run(given)).await {
         Ok(value) => {
             let ran_for = host.uptime().saturating_sub(began);
             record_end(context, place, ask, &value, ran_for).await?;

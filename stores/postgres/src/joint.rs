@@ -23,7 +23,7 @@ pub use crate::row::{Cells, Line};
 /// How long the lock of the record is waited for: another's transaction that holds it is waited for elsewhere.
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 /// A transaction that says nothing for the lease is ended by its server, but none that is silent for less than this.
-const SILENCE_MIN: Duration = Duration::from_secs(5);
+pub(crate) const SILENCE_MIN: Duration = Duration::from_secs(5);
 /// Names the transaction in which a record was locked, and is gone with it: a later one, or none, is told from it.
 const SAME_TRANSACTION: &str = "current_setting('taskonce.transaction', true) = pg_current_xact_id()::text";
 
@@ -313,7 +313,7 @@ impl<'a> Joint<'a> {
 }
 
 /// A setting that is a duration, at most so many milliseconds; zero means without limit.
-fn at_most(setting: &str, millis: u128) -> String {
+pub(crate) fn at_most(setting: &str, millis: u128) -> String {
     format!(
         "case when {setting}::interval between interval '1 ms' and interval '{millis} ms' then {setting} else '{millis}ms' end"
     )

@@ -18,9 +18,9 @@ const STEPS: [&str; 1] = [include_str!("../schema.sql")];
 pub(crate) const VERSION: i32 = STEPS.len() as i32;
 
 /// The longest that a migration may take; a step over a large table takes its time.
-const MIGRATION_MAX: Duration = Duration::from_secs(600);
+pub(crate) const MIGRATION_MAX: Duration = Duration::from_secs(600);
 /// Marks the migrations of taskonce among advisory locks: `task` in ASCII. Held until the migration commits.
-const LOCK: i64 = 0x7461_736b;
+pub(crate) const LOCK: i64 = 0x7461_736b;
 
 /// What a migration did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,7 +88,10 @@ async fn version(connection: &Connection, schema: &str) -> Result<i32, Fault> {
     }
 }
 
-async fn one<T: tokio_postgres::types::FromSqlOwned>(connection: &Connection, ask: &str) -> Result<T, Fault> {
+pub(crate) async fn one<T: tokio_postgres::types::FromSqlOwned>(
+    connection: &Connection,
+    ask: &str,
+) -> Result<T, Fault> {
     let rows = connection.once(ask, &[]).await?;
     let row = rows.first().ok_or_else(|| Fault::new(ErrorKind::Protocol, "the server answered no row"))?;
     row.try_get(0).map_err(|error| Fault::of(&error))
@@ -137,7 +140,7 @@ pub fn schema_of(url: &str) -> Result<String> {
     Settings::read(url).map(|settings| settings.schema)
 }
 
-fn check(schema: &str) -> Result<()> {
+pub(crate) fn check(schema: &str) -> Result<()> {
     if is_schema(schema) {
         return Ok(());
     }

@@ -3,6 +3,8 @@
 //!
 //! The one-call form, which also begins, commits and tries again, is the facade's `run_in_transaction`.
 
+pub mod steps;
+
 use taskonce_core::error::{Error, Result};
 use taskonce_core::held::Held;
 use taskonce_core::key::Key;

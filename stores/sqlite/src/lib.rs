@@ -51,6 +51,7 @@ mod judge;
 mod read;
 mod schema;
 mod store;
+pub mod steps;
 pub mod tx;
 
 use taskonce_sqlite_file::fault;

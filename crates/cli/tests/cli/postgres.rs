@@ -44,6 +44,36 @@ fn the_migration_is_printed_with_the_grants_of_a_role() {
 }
 
 #[test]
+fn a_table_for_steps_is_made_and_purged_in_the_database_of_their_effects() {
+    let shop = shared::database().unwrap();
+    let (desk, url) = (Desk::new(), shop.url());
+    let steps = |words: &[&str]| desk.say(&[words, &["--steps", "--store", url.as_str()]].concat());
+    for said in
+        ["made table `public.taskonce_step`, version 1\n", "table `public.taskonce_step` is up to date: version 1\n"]
+    {
+        assert_eq!(steps(&["migrate"]).text(), said);
+    }
+    assert_eq!(steps(&["migrate", "--json"]).json()["table"], "public.taskonce_step");
+    // Made by its printed SQL, it is the same.
+    let printed = steps(&["migrate", "--print"]).text();
+    let columns =
+        "select string_agg(column_name || ' ' || data_type || ' ' || is_nullable, ', ' order by ordinal_position)
+                   from information_schema.columns where table_name = 'taskonce_step'";
+    let made = shop.psql(columns).unwrap();
+    shop.psql(&format!("drop table taskonce_step; {printed}")).unwrap();
+    assert_eq!((shop.psql(columns).unwrap(), made.split(", ").count()), (made.clone(), 7));
+
+    shop.psql("insert into taskonce_step select 'n/h@1/' || i, 's', '', null, null, 1, now() - i * interval '1 day' from generate_series(1, 3) i")
+        .unwrap();
+    assert_eq!(steps(&["purge", "--older-than", "36h"]).text(), "removed 2 step rows\n");
+    assert_eq!(steps(&["purge", "--older-than", "36h", "--json"]).json()["steps"], 0);
+    assert_eq!(steps(&["purge"]).code, 64, "it needs an age");
+    let unnamed = Desk::over(&url).say(&["migrate", "--steps"]);
+    assert_eq!(unnamed.code, 64, "the variable names the ledger: {unnamed:?}");
+    assert!(unnamed.stderr.contains("`--steps` needs `--store`"), "{unnamed:?}");
+}
+
+#[test]
 fn stores_that_make_what_they_need_have_nothing_to_migrate() {
     let desk = Desk::new();
     assert!(desk.say(&["migrate"]).text().contains("nothing is to be done"));

@@ -193,3 +193,22 @@ fn an_output_that_cannot_be_given_is_an_error_of_its_own() {
     let key = Key::parse(KEY).unwrap();
     assert_eq!(desk.say(&["show", "--json", key.as_str()]).json()["state"], "parked", "nothing was changed");
 }
+
+#[test]
+fn a_table_for_steps_is_made_and_purged_in_the_file_of_their_effects() {
+    let desk = Desk::new();
+    let shop = desk.path("shop.db");
+    let url = format!("sqlite:{}", shop.display());
+    let steps = |words: &[&str]| desk.say(&[words, &["--steps", "--store", url.as_str()]].concat());
+    let missing = steps(&["migrate"]);
+    assert_eq!((missing.code, shop.exists()), (69, false), "{missing:?}");
+    let conn = taskonce::sqlite::rusqlite::Connection::open(&shop).unwrap();
+    conn.execute_batch("CREATE TABLE seat (number INTEGER)").unwrap();
+    for said in ["made table `taskonce_step`, version 1\n", "table `taskonce_step` is up to date: version 1\n"] {
+        assert_eq!(steps(&["migrate"]).text(), said);
+    }
+    // Its printed SQL may be run again.
+    conn.execute_batch(&steps(&["migrate", "--print"]).text()).unwrap();
+    conn.execute_batch("INSERT INTO taskonce_step VALUES ('n/h@1/a', 's', x'00', NULL, NULL, 1, 0)").unwrap();
+    assert_eq!(steps(&["purge", "--older-than", "1d"]).text(), "removed 1 step row\n");
+}

@@ -1,17 +1,16 @@
 //! Worker processes that are killed and stopped at named points, fed by a small queue: no effect is doubled, none is lost,
 //! and nothing is blocked for longer than a lease and its server's patience.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use taskonce::postgres::tokio_postgres::Client;
 use taskonce::postgres::{CommitIn as _, CompleteIn as _, RunInTransaction as _};
 use taskonce::{Admission, Backoff, Effect, Ledger, Output, Policy, Settlement, State, Task};
 use taskonce_testkit::PostgresProxy;
 
 use crate::place::{EFFECT, PATIENCE, Place, connect, found, task, until};
+use crate::process::{Worker, hear, tell};
 
 const STORE: &str = "TASKONCE_TEST_STORE";
 const CLIENT: &str = "TASKONCE_TEST_CLIENT";
@@ -128,17 +127,6 @@ fn policy() -> Policy {
     Policy { lease: LEASE, backoff: Backoff::NONE, ..Policy::new(Effect::Transactional) }
 }
 
-/// Tells the queue something, in whole lines.
-fn tell(line: &str) {
-    std::io::stderr().lock().write_all(format!("queue: {line}\n").as_bytes()).unwrap();
-}
-
-fn hear() -> String {
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).unwrap();
-    line.trim_end().to_owned()
-}
-
 /// Takes deliveries until there are no more: of the tests below as a process of its own; by itself, of one task twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_settles_its_deliveries() {
@@ -172,92 +160,26 @@ async fn a_worker_settles_its_deliveries() {
     }
 }
 
-/// A worker, as the queue sees it. Killed when it is dropped.
-struct Worker {
-    process: Child,
-    asks: ChildStdin,
-    answers: BufReader<ChildStderr>,
+fn start(place: &Place, form: Form, point: &str) -> Worker {
+    let (store, client) = (place.url_with("timeout=20s"), place.client_url());
+    let variables = [(STORE, store.as_str()), (CLIENT, client.as_str()), (FORM, form.name()), (POINT, point)];
+    Worker::start("kills::a_worker_settles_its_deliveries", &variables)
 }
 
-impl Worker {
-    fn start(place: &Place, form: Form, point: &str) -> Worker {
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "kills::a_worker_settles_its_deliveries", "--nocapture"])
-            .env(STORE, place.url_with("timeout=20s"))
-            .env(CLIENT, place.client_url())
-            .env(FORM, form.name())
-            .env(POINT, point)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (asks, answers) = (process.stdin.take().unwrap(), process.stderr.take().unwrap());
-        Worker { process, asks, answers: BufReader::new(answers) }
-    }
-
-    fn say(&mut self, line: &str) {
-        self.asks.write_all(format!("{line}\n").as_bytes()).unwrap();
-    }
-
-    fn answer(&mut self) -> String {
-        let (mut line, mut said) = (String::new(), String::new());
-        loop {
-            line.clear();
-            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the worker ended by itself: {said}");
-            match line.trim_end().strip_prefix("queue: ") {
-                Some(answer) => return answer.to_owned(),
-                None => said.push_str(&line),
+/// Delivers until the worker acknowledges.
+fn deliver(worker: &mut Worker, id: &str) {
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < PATIENCE, "`{id}` is not acknowledged");
+        worker.say(&format!("task {id}"));
+        let answer = worker.answer();
+        match answer.split_once(' ') {
+            Some(("defer", millis)) => {
+                let delay = Duration::from_millis(millis.parse().unwrap());
+                std::thread::sleep(AGAIN.max(delay)); // sleeps: the delivery is deferred so long
             }
+            _ => return assert_eq!(answer, "acknowledge"),
         }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process), signal).unwrap();
-    }
-
-    /// Stops it, and waits until all of its threads stand still.
-    fn stop(&self) {
-        self.signal(Signal::STOP);
-        let start = Instant::now();
-        let threads = format!("/proc/{}/task", self.process.id());
-        let stands = |thread: std::io::Result<std::fs::DirEntry>| {
-            let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
-            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-        };
-        while !std::fs::read_dir(&threads).unwrap().all(stands) {
-            assert!(start.elapsed() < PATIENCE, "the worker does not stop");
-            std::thread::yield_now();
-        }
-    }
-
-    fn kill(mut self) {
-        self.signal(Signal::KILL);
-        self.process.wait().unwrap();
-    }
-
-    /// Delivers until the worker acknowledges.
-    fn deliver(&mut self, id: &str) {
-        let start = Instant::now();
-        loop {
-            assert!(start.elapsed() < PATIENCE, "`{id}` is not acknowledged");
-            self.say(&format!("task {id}"));
-            let answer = self.answer();
-            match answer.split_once(' ') {
-                Some(("defer", millis)) => {
-                    let delay = Duration::from_millis(millis.parse().unwrap());
-                    std::thread::sleep(AGAIN.max(delay)); // sleeps: the delivery is deferred so long
-                }
-                _ => return assert_eq!(answer, "acknowledge"),
-            }
-        }
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _gone = self.process.kill();
-        let _gone = self.process.wait();
     }
 }
 
@@ -283,16 +205,16 @@ fn a_worker_that_is_killed_at_any_point_neither_doubles_nor_loses_an_effect() {
     at_each_point(|place, form, number, task| {
         let (point, id) = (POINTS[number], task.key.id());
         let effects = || block_on(place.effects(&task.key));
-        let mut victim = Worker::start(place, form, point);
+        let mut victim = start(place, form, point);
         victim.say(&format!("task {id}"));
         assert_eq!(victim.answer(), "at the point");
         victim.kill();
         assert_eq!(effects(), usize::from(number == 5), "{form:?}, killed {point}");
-        let mut successor = Worker::start(place, form, "");
-        successor.deliver(id);
+        let mut successor = start(place, form, "");
+        deliver(&mut successor, id);
         assert_eq!(effects(), 1, "{form:?}, killed {point}");
         // A late copy changes nothing.
-        successor.deliver(id);
+        deliver(&mut successor, id);
         assert_eq!(effects(), 1, "{form:?}, killed {point}");
         let record = block_on(async { found(&place.ledger(), task).await.record });
         let is_second = (1..5).contains(&number);
@@ -306,13 +228,13 @@ fn a_worker_that_is_stopped_at_any_point_past_its_lease_is_ended_by_the_server_a
     at_each_point(|place, form, number, task| {
         let (point, id) = (POINTS[number], task.key.id());
         let effects = || block_on(place.effects(&task.key));
-        let mut stopped = Worker::start(place, form, point);
+        let mut stopped = start(place, form, point);
         stopped.say(&format!("task {id}"));
         assert_eq!(stopped.answer(), "at the point");
         stopped.stop();
         stopped.say("go on");
-        let mut other = Worker::start(place, form, "");
-        other.deliver(id);
+        let mut other = start(place, form, "");
+        deliver(&mut other, id);
         assert_eq!(effects(), 1, "{form:?}, stopped {point}");
         let record = block_on(async { found(&place.ledger(), task).await.record });
         let is_taken_over = (1..5).contains(&number);
@@ -327,7 +249,7 @@ fn a_worker_that_is_stopped_at_any_point_past_its_lease_is_ended_by_the_server_a
         let wanted = if is_taken_over { ["defer", "acknowledge"] } else { ["acknowledge"; 2] };
         assert!(wanted.iter().any(|word| answer.starts_with(word)), "{form:?}, stopped {point}: {answer}");
         assert_eq!(effects(), 1, "{form:?}, stopped {point}");
-        other.deliver(id);
+        deliver(&mut other, id);
         assert_eq!(effects(), 1, "{form:?}, stopped {point}");
         let after = block_on(async { found(&place.ledger(), task).await.record });
         assert_eq!((after.token, after.attempt), (record.token, record.attempt), "{form:?}, stopped {point}");
@@ -340,9 +262,9 @@ fn a_worker_that_is_killed_between_its_commit_and_the_reply_has_done_the_task() 
     for form in Form::ALL {
         let place = Place::new();
         let proxy = PostgresProxy::start(place.database.port()).unwrap();
-        let mut victim = Worker::start(&place.through(proxy.port()), form, "");
+        let mut victim = start(&place.through(proxy.port()), form, "");
         // Settles something first, so that the reply that is held back is the right one.
-        victim.deliver("before");
+        deliver(&mut victim, "before");
         proxy.hold_commit_replies();
         victim.say("task a");
         block_on(until("the reply is held back", async || proxy.held() == 1));
@@ -350,8 +272,8 @@ fn a_worker_that_is_killed_between_its_commit_and_the_reply_has_done_the_task() 
         proxy.release();
         let task = task("a");
         assert_eq!(block_on(place.effects(&task.key)), 1);
-        let mut successor = Worker::start(&place, form, "");
-        successor.deliver("a");
+        let mut successor = start(&place, form, "");
+        deliver(&mut successor, "a");
         assert_eq!(block_on(place.effects(&task.key)), 1);
         let record = block_on(async { found(&place.ledger(), &task).await.record });
         assert_eq!((record.state, record.attempt, record.crashes), (State::Done, 1, 0), "{form:?}");
@@ -363,7 +285,7 @@ fn a_task_that_kills_its_worker_every_time_is_parked() {
     let place = Place::new();
     let task = task("poison");
     for crash in 1..=3 {
-        let mut victim = Worker::start(&place, Form::OneCall, POINTS[3]);
+        let mut victim = start(&place, Form::OneCall, POINTS[3]);
         let start = Instant::now();
         loop {
             assert!(start.elapsed() < PATIENCE, "it is not claimed");
@@ -377,7 +299,7 @@ fn a_task_that_kills_its_worker_every_time_is_parked() {
         }
         victim.kill();
     }
-    let mut last = Worker::start(&place, Form::OneCall, "");
+    let mut last = start(&place, Form::OneCall, "");
     let start = Instant::now();
     loop {
         assert!(start.elapsed() < PATIENCE, "it is not parked");

@@ -4,11 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod place;
+mod process;
 mod hand;
 mod contract;
 mod pgbouncer;
 mod conflicts;
 mod connections;
 mod refusals;
+mod beside;
 mod kills;
 mod servers;

@@ -1,0 +1,158 @@
+//! Steps whose effect is in another PostgreSQL database than the ledger's records, by tokio-postgres: `Beside`.
+
+use std::marker::PhantomData;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use taskonce_core::key::Key;
+use taskonce_core::record::{Failure, Output};
+use taskonce_postgres::joint::{Meaning, Met};
+use taskonce_postgres::tokio_postgres::{self, Client, Transaction};
+use taskonce_postgres::tx::met;
+use taskonce_postgres::tx::steps::{StepEntry, end_step, enter_step};
+use taskonce_worker::StepContext;
+use taskonce_worker::beside::{StepBeside, Turn};
+use taskonce_worker::steps::StepOf;
+
+use super::{CancelOnDrop, Handled, Stop, Tx, roll_back};
+
+/// How often a transaction is begun anew, before the step's code runs, where another run of the step came in between.
+const BEGINS_MAX: usize = 10;
+
+/// Runs a step whose effect is in another database than the ledger's records, with its row in a table beside the effect.
+///
+/// ```no_run
+/// # use taskonce::postgres::{Beside as _, tokio_postgres::Client};
+/// # use taskonce::{Context, Effect, Failure};
+/// # async fn handler(context: Context, mut shop: Client) -> Result<(), Failure> {
+/// let seat: i64 = context
+///     .step_of("book", Effect::Transactional)
+///     .input(&context.key().id())
+///     .beside(&mut shop, |tx, _step| Box::pin(async move {
+///         Ok(tx.query_one("insert into seat (number) values (7) returning id", &[]).await?.get(0))
+///     }))
+///     .await?;
+/// # drop(seat); Ok(()) }
+/// ```
+///
+/// The table is made by `taskonce migrate --steps --store URL`, or from [`step_table_sql`](super::step_table_sql).
+pub trait Beside: Sized {
+    /// Runs the step in a transaction of this connection, unless its row is there: then the row's value is returned, and
+    /// nothing runs. The ledger may be on any store.
+    ///
+    /// The row is inserted first of all, which waits while another run of the same step is under way; then the step's code
+    /// runs, what it returned is written into the row, and all is committed. After that the step is recorded in the task's record,
+    /// too. So the effect happens once, also when the claim was lost meanwhile: the row decides. `lock_timeout` and
+    /// `idle_in_transaction_session_timeout` are one lease (at least 5 s) within the transaction, unless the session's are
+    /// shorter. Heartbeats go on.
+    ///
+    /// The step's kind is [`Transactional`](crate::Effect::Transactional). `run` cannot end the transaction, and may use
+    /// savepoints. When the future is dropped the transaction is rolled back; a commit that was under way decides for itself,
+    /// and the next run finds the row, or does not.
+    ///
+    /// # Errors
+    /// To be returned by the handler: the step's own failure; a lost connection; a table that is missing (the message has the
+    /// command that makes it); a serialisation failure or deadlock of the step's statements. What is in the row for
+    /// another input parks the task. A commit without an answer is a failure that may be retried.
+    fn beside<'h, T, H>(self, client: &mut Client, run: H) -> impl Future<Output = Result<T, Failure>> + Send
+    where
+        T: Serialize + DeserializeOwned + Send,
+        H: for<'t, 'c> FnOnce(Tx<'t, 'c, 'h>, StepContext) -> Handled<'t, T> + Send + 'h;
+}
+
+impl Beside for StepOf<'_> {
+    async fn beside<'h, T, H>(self, client: &mut Client, run: H) -> Result<T, Failure>
+    where
+        T: Serialize + DeserializeOwned + Send,
+        H: for<'t, 'c> FnOnce(Tx<'t, 'c, 'h>, StepContext) -> Handled<'t, T> + Send + 'h,
+    {
+        let step = match self.begin_beside().await? {
+            Turn::Replay(value) => return Ok(value),
+            Turn::Ask(step) => step,
+        };
+        let (key, lease) = (step.context().key().clone(), step.context().held().policy().lease);
+        for _ in 0..BEGINS_MAX {
+            let cancel = CancelOnDrop(Some(client.cancel_token()));
+            let mut tx = match client.transaction().await {
+                Ok(tx) => tx,
+                Err(error) => {
+                    cancel.disarm();
+                    return Err(not_begun(&met(&key, &error)));
+                }
+            };
+            match enter_step(&tx, &key, step.name(), step.input(), step.attempt(), lease).await {
+                Ok(StepEntry::Run) => {
+                    let ran = ran(&step, &mut tx, run).await;
+                    let (value, output) = match ran {
+                        Ok(ran) => ran,
+                        Err(failure) => {
+                            roll_back(tx, cancel).await;
+                            return Err(failure);
+                        }
+                    };
+                    // A commit decides for itself.
+                    cancel.disarm();
+                    tx.commit().await.map_err(|error| not_committed(step.name(), error, &key))?;
+                    step.committed(output).await?;
+                    return Ok(value);
+                }
+                Ok(StepEntry::Done(row)) => {
+                    roll_back(tx, cancel).await;
+                    return step.found(row).await;
+                }
+                Ok(StepEntry::Anew) => roll_back(tx, cancel).await,
+                Err(met) => {
+                    roll_back(tx, cancel).await;
+                    return Err(not_begun(&met));
+                }
+            }
+        }
+        let what = format!("step `{}` was overtaken {BEGINS_MAX} times by other runs of it", step.name());
+        Err(Failure::retryable(what).nothing_happened())
+    }
+}
+
+/// Runs the step's code, and writes what it returned.
+async fn ran<'c, 'h: 'c, T, H>(step: &StepBeside<'_>, tx: &mut Transaction<'c>, run: H) -> Result<(T, Output), Failure>
+where
+    T: Serialize + Send,
+    H: for<'t> FnOnce(Tx<'t, 'c, 'h>, StepContext) -> Handled<'t, T> + Send + 'h,
+{
+    let code = run(Tx { tx, scope: PhantomData }, step.given());
+    let value = step.within(code).await.map_err(|stop| match stop {
+        Stop::Failure(failure) => failure,
+        Stop::Database(error) => Failure::from(error),
+    })?;
+    let output = step.output(&value)?;
+    let failed = |met: Met| match met.meaning {
+        Meaning::Aborted => Failure::retryable(format!(
+            "a statement of step `{}` failed, and its code went on: the transaction could not commit",
+            step.name()
+        )),
+        Meaning::Again | Meaning::Broken | Meaning::Lost | Meaning::Refused | Meaning::Unusable => {
+            Failure::retryable(told(&met))
+        }
+    };
+    end_step(tx, step.context().key(), step.name(), &output).await.map_err(failed)?;
+    Ok((value, output))
+}
+
+fn told(met: &Met) -> String {
+    format!("{}: {}", met.error, met.error.hint())
+}
+
+/// Nothing of the step has run.
+fn not_begun(met: &Met) -> Failure {
+    Failure::retryable(told(met)).nothing_happened()
+}
+
+fn not_committed(name: &str, error: tokio_postgres::Error, key: &Key) -> Failure {
+    if error.as_db_error().is_some() {
+        return Failure::from(error);
+    }
+    let met = met(key, &error);
+    Failure::retryable(format!(
+        "the commit of step `{name}` was not answered, and the next run finds its row or runs it: {}",
+        met.error
+    ))
+}
