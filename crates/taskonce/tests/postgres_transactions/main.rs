@@ -10,6 +10,7 @@ mod contract;
 mod pgbouncer;
 mod conflicts;
 mod connections;
+mod pools;
 mod refusals;
 mod beside;
 mod kills;
