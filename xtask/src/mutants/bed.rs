@@ -72,6 +72,7 @@ impl Ground {
                     _ => continue,
                 };
                 let features = workspace::list(&target["required-features"]).iter().map(workspace::text);
+                let features = features.map(|feature| format!("{}/{feature}", workspace::text(&package["name"])));
                 targets.insert(name.to_owned(), features.collect::<Vec<_>>().join(","));
             }
             packages.insert(workspace::text(&package["name"]).to_owned(), targets);
@@ -81,19 +82,16 @@ impl Ground {
     }
 
     /// What selects a test's binary.
+    ///
+    /// Packages that have no such target add nothing but their demands on the packages of others. With these, others are
+    /// compiled as they are for the tree itself, and need not be compiled again.
     fn selection<'t>(&'t self, test: &'t Test) -> Vec<&'t str> {
-        let features = self.packages.get(&test.package).and_then(|targets| targets.get(&test.target));
         let mut arguments = vec!["--package", &test.package];
-        match features.map(String::as_str) {
-            // Cargo demands these, and no more of the package compiles faster.
-            Some(features) if !features.is_empty() => arguments.extend(["--features", features]),
-            // Packages that have no such target add nothing but their demands on the packages of others. With these, others are
-            // compiled as they are for the tree itself, and need not be compiled again.
-            _ => {
-                let others = self.packages.iter().filter(|(_, targets)| !targets.contains_key(&test.target));
-                arguments.extend(others.flat_map(|(name, _)| ["--package", name]));
-            }
-        }
+        let others = self.packages.iter().filter(|(_, targets)| !targets.contains_key(&test.target));
+        arguments.extend(others.flat_map(|(name, _)| ["--package", name]));
+        // Cargo demands these, also where another package switches them on.
+        let features = self.packages.get(&test.package).and_then(|targets| targets.get(&test.target));
+        arguments.extend(features.into_iter().flat_map(|features| ["--features", features]));
         match test.target.as_str() {
             "lib" => arguments.push("--lib"),
             file => arguments.extend(["--test", file]),
