@@ -3,14 +3,14 @@
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::types::Oid;
-use sqlx::postgres::{PgArgumentBuffer, PgRow, PgTypeInfo};
+use sqlx::postgres::{PgArgumentBuffer, PgDatabaseError, PgRow, PgTypeInfo};
 use sqlx::{AssertSqlSafe, Encode, PgConnection, Postgres, Row as _, Transaction, Type};
 use taskonce_core::ErrorKind;
 use taskonce_core::error::{Error, Result};
 use taskonce_core::key::Key;
-use taskonce_core::ledger::{Claim, Completion, Refused, Unresolved};
+use taskonce_core::ledger::{Claim, Completion, Ledger, Refused, Unresolved};
 use taskonce_core::record::{Found, Output, Record};
-use taskonce_postgres::joint::{Cells, Joint, Meaning, Met};
+use taskonce_postgres::joint::{Cells, Joint, Meaning, Met, Said};
 use uuid::Uuid;
 
 /// Lets a claim be completed by a transaction of the caller's own, so that its effect and its record commit together.
@@ -83,7 +83,8 @@ pub trait CommitIn: Sized {
     /// error.
     ///
     /// # Errors
-    /// With the completion: [`Completion::find_out`] says what became of it.
+    /// With the completion: [`Completion::find_out`] says what became of it. [`RolledBack`](ErrorKind::RolledBack) where the
+    /// server refused it for what the transaction's own statements did, such as a constraint that is checked at the commit.
     fn commit_in(self, tx: Transaction<'_, Postgres>) -> impl Future<Output = Result<(), Unresolved>> + Send;
 }
 
@@ -100,7 +101,7 @@ impl CommitIn for Completion {
                 Ok(())
             }
             Err(error) => {
-                let error = met(self.held().key(), &error).error;
+                let error = met_at_commit(self.ledger(), self.held().key(), &error).error;
                 Err(Unresolved { completion: self, error })
             }
         }
@@ -216,6 +217,18 @@ impl Encode<'_, Postgres> for Id {
 fn id(row: &PgRow, at: usize) -> Result<Uuid, sqlx::Error> {
     let bytes = row.try_get_raw(at)?.as_bytes().map_err(sqlx::Error::Decode)?;
     Uuid::from_slice(bytes).map_err(|error| sqlx::Error::Decode(Box::new(error)))
+}
+
+/// What an error of sqlx means that came in answer to the commit.
+pub(crate) fn met_at_commit(ledger: &Ledger, key: &Key, error: &sqlx::Error) -> Met {
+    let said = error.as_database_error().and_then(|said| said.try_downcast_ref::<PgDatabaseError>());
+    match said {
+        Some(said) => {
+            let table = said.schema().zip(said.table());
+            Met::at_commit(ledger, key, Said { code: said.code(), message: said.message(), table })
+        }
+        None => met(key, error),
+    }
 }
 
 /// What an error of sqlx means for a transaction that was to complete this task.

@@ -14,13 +14,13 @@ use taskonce_core::ledger::Ledger;
 use taskonce_core::policy::Policy;
 use taskonce_core::record::Failure;
 use taskonce_core::transaction::Attempted;
-use taskonce_postgres::joint::{Joint, Meaning, Met};
+use taskonce_postgres::joint::{self, Joint, Meaning, Met};
 use taskonce_worker::outcome::encode;
 use taskonce_worker::{Context, Outcome};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use crate::hand::{complete_held, lock_held, met};
+use crate::hand::{complete_held, lock_held, met, met_at_commit};
 
 /// How long a rollback is waited for before the claim's end is written: the record is held until then.
 const ROLLBACK_WAIT: Duration = Duration::from_secs(1);
@@ -193,9 +193,12 @@ where
             return match met.meaning {
                 Meaning::Again if is_conflict(&error) => Attempted::Again(met.error),
                 Meaning::Broken => Attempted::Unknown(None, met.error),
-                Meaning::Again | Meaning::Lost | Meaning::Aborted | Meaning::Refused | Meaning::Unusable => {
-                    Attempted::Failed(Failure::from(error))
-                }
+                Meaning::Again
+                | Meaning::Lost
+                | Meaning::Aborted
+                | Meaning::Refused
+                | Meaning::RolledBack
+                | Meaning::Unusable => Attempted::Failed(Failure::from(error)),
             };
         }
     };
@@ -206,11 +209,11 @@ where
     match tx.commit().await {
         Ok(()) => Attempted::Committed(value),
         Err(error) => {
-            let met = met(context.key(), &error);
+            let met = met_at_commit(ledger, context.key(), &error);
             match met.meaning {
                 Meaning::Again => Attempted::Again(met.error),
-                // The server said no: a constraint that is checked at the commit.
-                Meaning::Unusable => Attempted::Failed(Failure::from(error)),
+                // The server said no, and said why: a constraint that is checked at the commit.
+                Meaning::RolledBack | Meaning::Unusable => Attempted::Failed(Failure::from(error)),
                 Meaning::Broken | Meaning::Lost | Meaning::Aborted | Meaning::Refused => {
                     Attempted::Unknown(Some(value), met.error)
                 }
@@ -221,7 +224,7 @@ where
 
 /// Whether the database refused a statement for what others did at the same time.
 fn is_conflict(error: &sqlx::Error) -> bool {
-    error.as_database_error().and_then(|said| said.code()).is_some_and(|code| ["40001", "40P01"].contains(&&*code))
+    error.as_database_error().and_then(|said| said.code()).is_some_and(|code| joint::is_conflict(&code))
 }
 
 /// How an attempt ends that did not come to its commit.
@@ -233,6 +236,7 @@ fn without_value<T>(met: Met) -> Attempted<T> {
         Meaning::Aborted => Attempted::Failed(Failure::retryable(
             "a statement of the handler's failed, and it went on: its transaction could not commit",
         )),
+        Meaning::RolledBack => Attempted::Failed(Failure::retryable(met.error.to_string())),
         Meaning::Refused => Attempted::Failed(Failure::permanent(format!("{}: {}", met.error, met.error.hint()))),
         Meaning::Unusable => Attempted::Refused(met.error),
     }

@@ -102,7 +102,8 @@ impl Code {
             | ErrorKind::NewerSchema
             | ErrorKind::Protocol
             | ErrorKind::Closed
-            | ErrorKind::BadOutput => Code::StoreAway,
+            | ErrorKind::BadOutput
+            | ErrorKind::RolledBack => Code::StoreAway,
             ErrorKind::Denied
             | ErrorKind::NoSchema
             | ErrorKind::Evicting

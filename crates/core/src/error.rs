@@ -128,6 +128,8 @@ kinds! {
     // A transaction of the caller's.
     /// The record is not this claim's any more: another took over, or a person changed it. Nothing of it was locked.
     ClaimLost = "claim_lost", Never, hint "roll the transaction back; whoever holds the task now runs it";
+    /// The database refused the commit for what the transaction's own statements did, and nothing of it is kept.
+    RolledBack = "rolled_back", Never, hint "fail the claim, or lock it again and write something else: the words are your database's";
     // Sources.
     /// What was to be sent, or why something died, breaks a limit. Nothing was queued or moved.
     BadEnvelope = "bad_envelope", Never, hint "keep within the limits named above";

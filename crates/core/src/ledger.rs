@@ -469,6 +469,12 @@ impl Completion {
     pub fn held(&self) -> &Arc<Held> {
         &self.claim.held
     }
+
+    /// The ledger that gave the claim.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.claim.ledger
+    }
 }
 
 /// Nobody could say yet what became of a transaction.

@@ -40,9 +40,9 @@ use taskonce_core::policy::Policy;
 use taskonce_core::record::Failure;
 use taskonce_core::transaction::Attempted;
 use taskonce_core::{Error, ErrorKind, Result};
-use taskonce_postgres::joint::{Joint, Meaning, Met};
+use taskonce_postgres::joint::{self, Joint, Meaning, Met};
 use taskonce_postgres::tokio_postgres::{CancelToken, Client, NoTls, Transaction};
-use taskonce_postgres::tx::{complete_held, lock_held, lock_record, met, replace_record};
+use taskonce_postgres::tx::{complete_held, lock_held, lock_record, met, met_at_commit, replace_record};
 use taskonce_worker::outcome::encode;
 use taskonce_worker::step_in::{self, Turn};
 use taskonce_worker::{Context, Outcome, StepContext};
@@ -460,9 +460,12 @@ async fn attempt<T: Serialize + Send>(
             return match met.meaning {
                 Meaning::Again if is_conflict(&error) => Attempted::Again(met.error),
                 Meaning::Broken => Attempted::Unknown(None, met.error),
-                Meaning::Again | Meaning::Lost | Meaning::Aborted | Meaning::Refused | Meaning::Unusable => {
-                    Attempted::Failed(Failure::from(error))
-                }
+                Meaning::Again
+                | Meaning::Lost
+                | Meaning::Aborted
+                | Meaning::Refused
+                | Meaning::RolledBack
+                | Meaning::Unusable => Attempted::Failed(Failure::from(error)),
             };
         }
     };
@@ -475,11 +478,11 @@ async fn attempt<T: Serialize + Send>(
     match tx.commit().await {
         Ok(()) => Attempted::Committed(value),
         Err(error) => {
-            let met = met(context.key(), &error);
+            let met = met_at_commit(ledger, context.key(), &error);
             match met.meaning {
                 Meaning::Again => Attempted::Again(met.error),
-                // The server said no: a constraint that is checked at the commit.
-                Meaning::Unusable => Attempted::Failed(Failure::from(error)),
+                // The server said no, and said why: a constraint that is checked at the commit.
+                Meaning::RolledBack | Meaning::Unusable => Attempted::Failed(Failure::from(error)),
                 Meaning::Broken | Meaning::Lost | Meaning::Aborted | Meaning::Refused => {
                     Attempted::Unknown(Some(value), met.error)
                 }
@@ -491,7 +494,7 @@ async fn attempt<T: Serialize + Send>(
 /// Whether the database refused a statement for what others did at the same time; a statement of the handler's that took
 /// too long is its own matter.
 fn is_conflict(error: &tokio_postgres::Error) -> bool {
-    error.code().is_some_and(|code| ["40001", "40P01"].contains(&code.code()))
+    error.code().is_some_and(|code| joint::is_conflict(code.code()))
 }
 
 /// How an attempt ends that did not come to its commit.
@@ -503,6 +506,7 @@ fn without_value<T>(met: Met) -> Attempted<T> {
         Meaning::Aborted => Attempted::Failed(Failure::retryable(
             "a statement of the handler's failed, and it went on: its transaction could not commit",
         )),
+        Meaning::RolledBack => Attempted::Failed(Failure::retryable(met.error.to_string())),
         Meaning::Refused => Attempted::Failed(Failure::permanent(format!("{}: {}", met.error, met.error.hint()))),
         Meaning::Unusable => Attempted::Refused(met.error),
     }

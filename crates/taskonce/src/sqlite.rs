@@ -17,7 +17,7 @@ use taskonce_core::policy::Policy;
 use taskonce_core::record::Failure;
 use taskonce_core::transaction::Attempted;
 use taskonce_core::{Error, ErrorKind, Result, Retry};
-use taskonce_sqlite::rusqlite::{InterruptHandle, Transaction, TransactionBehavior};
+use taskonce_sqlite::rusqlite::{ErrorCode, InterruptHandle, Transaction, TransactionBehavior};
 use taskonce_sqlite::tx::{complete_held, connect_beside, fault_in, lock_held, lock_record, replace_record};
 use taskonce_worker::outcome::encode;
 use taskonce_worker::step_in::Turn;
@@ -306,6 +306,10 @@ fn attempt<T: Serialize>(
     }
     match tx.commit() {
         Ok(()) => Attempted::Committed(value),
+        // What the handler wrote breaks a constraint that is checked at the commit: dropped, it is rolled back.
+        Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {
+            Attempted::Failed(Failure::from(error))
+        }
         Err(_) if !fate.is_committing() => given_up(),
         Err(error) => Attempted::Unknown(Some(value), fault_in(ledger, "committing", error)),
     }

@@ -14,7 +14,7 @@ use taskonce_core::ledger::Ledger;
 use taskonce_core::record::{Found, Output, Record};
 use tokio_postgres::error::SqlState;
 
-use crate::fault::{Cause, Fault};
+use crate::fault::{Cause, Fault, lower};
 use crate::row::{self, COLUMNS};
 use crate::sql::replace;
 
@@ -57,8 +57,28 @@ pub enum Meaning {
     Aborted,
     /// What was asked was refused: the output, or what the transaction did.
     Refused,
+    /// The commit was refused for what the transaction's own statements did: a constraint or a trigger of the user's that is
+    /// checked at the commit. Nothing of it is kept.
+    RolledBack,
     /// The database cannot be used so, and trying again at once cannot help.
     Unusable,
+}
+
+/// What a server said no with.
+#[derive(Clone, Copy, Debug)]
+pub struct Said<'a> {
+    /// Its code.
+    pub code: &'a str,
+    /// Its words.
+    pub message: &'a str,
+    /// The table that it is about and the schema of that, schema first, where it names them.
+    pub table: Option<(&'a str, &'a str)>,
+}
+
+/// Whether this code says that the database refused a statement or a commit for what others did at the same time.
+#[must_use]
+pub fn is_conflict(code: &str) -> bool {
+    ["40001", "40P01"].contains(&code)
 }
 
 impl Met {
@@ -77,6 +97,30 @@ impl Met {
     #[must_use]
     pub fn answered(key: &Key, code: &str, message: &str) -> Met {
         Met::of(Fault::of_code(&SqlState::from_code(code), message), code, key)
+    }
+
+    /// What the server answered to the commit of a transaction that completes this task. The completion broke no rule when it
+    /// was written, so that a refusal is for what the user's own statements did, unless it names the ledger's table.
+    #[must_use]
+    pub fn at_commit(ledger: &Ledger, key: &Key, said: Said<'_>) -> Met {
+        let met = Met::answered(key, said.code, said.message);
+        let is_ours = said.table.is_some_and(|(schema, table)| {
+            table == "task" && ledger.store().ground().is_some_and(|ground| ground.place == schema)
+        });
+        match met.meaning {
+            Meaning::Again if is_conflict(said.code) => met,
+            Meaning::Broken => met,
+            Meaning::Unusable if is_ours => met,
+            Meaning::Again
+            | Meaning::Lost
+            | Meaning::Aborted
+            | Meaning::Refused
+            | Meaning::RolledBack
+            | Meaning::Unusable => {
+                let what = format!("the commit was refused, and all of it rolled back: {}", lower(said.message));
+                Met::new(Meaning::RolledBack, Error::new(ErrorKind::RolledBack, what).about(format!("task `{key}`")))
+            }
+        }
     }
 
     fn of(fault: Fault, code: &str, key: &Key) -> Met {

@@ -14,7 +14,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
-use crate::joint::{Cells, Joint, Meaning, Met};
+use crate::joint::{Cells, Joint, Meaning, Met, Said};
 use crate::sql::Verb;
 
 /// Lets a claim be completed by a transaction of the caller's own, so that its effect and its record commit together.
@@ -85,7 +85,8 @@ pub trait CommitIn: Sized {
     /// no error.
     ///
     /// # Errors
-    /// With the completion: [`Completion::find_out`] says what became of it.
+    /// With the completion: [`Completion::find_out`] says what became of it. [`RolledBack`](taskonce_core::ErrorKind::RolledBack)
+    /// where the server refused it for what the transaction's own statements did, such as a constraint that is checked at the commit.
     fn commit_in(self, tx: Transaction<'_>) -> impl Future<Output = Result<(), Unresolved>> + Send;
 }
 
@@ -102,7 +103,7 @@ impl CommitIn for Completion {
                 Ok(())
             }
             Err(error) => {
-                let error = met(self.held().key(), &error).error;
+                let error = met_at_commit(self.ledger(), self.held().key(), &error).error;
                 Err(Unresolved { completion: self, error })
             }
         }
@@ -233,6 +234,18 @@ pub fn met(key: &Key, error: &tokio_postgres::Error) -> Met {
                 error: Error::new(taskonce_core::ErrorKind::Protocol, what).about(format!("task `{key}`")),
             }
         }
+    }
+}
+
+/// What an error of the driver's means that came in answer to the commit.
+#[must_use]
+pub fn met_at_commit(ledger: &Ledger, key: &Key, error: &tokio_postgres::Error) -> Met {
+    match error.as_db_error() {
+        Some(said) => {
+            let table = said.schema().zip(said.table());
+            Met::at_commit(ledger, key, Said { code: said.code().code(), message: said.message(), table })
+        }
+        None => met(key, error),
     }
 }
 

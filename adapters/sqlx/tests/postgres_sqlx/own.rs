@@ -146,3 +146,49 @@ async fn a_handler_that_passes_over_an_error_is_never_recorded_as_done() {
     };
     assert_eq!((joined, place.effects(&task.key)), (Joined::RolledBack, 0));
 }
+
+/// By a constraint of the user's that is checked there, and by a trigger that was ended for its time.
+#[tokio::test]
+async fn what_the_server_refuses_at_the_commit_is_a_failed_attempt_in_its_own_words() {
+    let place = Place::new();
+    place.beside(
+        "create table slip (code text);
+         create function check_slip() returns trigger language plpgsql as $$ begin
+             raise exception 'out of slips' using errcode = new.code; end $$;
+         create constraint trigger slip_is_checked after insert on slip deferrable initially deferred
+             for each row execute function check_slip();
+         grant all on slip to public",
+    );
+    let (ledger, pool) = (place.ledger(), place.pool().await);
+    for code in ["23503", "57014"] {
+        let (task, calls) = (task(code), AtomicU32::new(0));
+        let outcome = ledger
+            .run_in_transaction(&pool, &task, &policy(), |mut tx, context| {
+                let calls = &calls;
+                Box::pin(async move {
+                    calls.fetch_add(1, Ordering::SeqCst);
+                    sqlx::query(EFFECT).bind(context.key().as_str()).execute(&mut *tx).await?;
+                    sqlx::query("insert into slip values ($1)").bind(code).execute(&mut *tx).await?;
+                    Ok(())
+                })
+            })
+            .await
+            .unwrap();
+        assert!(
+            matches!(&outcome, Outcome::Failed { failure, .. } if failure.message.contains("out of slips")),
+            "{code}: {outcome:?}"
+        );
+        assert_eq!((state(&ledger, &task).await, calls.into_inner()), (State::Waiting, 1), "{code}");
+
+        // By hand.
+        let Admission::Run(claim) = ledger.claim(&task, &policy()).await.unwrap() else { panic!("it is free") };
+        let mut tx = pool.begin().await.unwrap();
+        claim.lock_in(&mut tx).await.unwrap();
+        sqlx::query("insert into slip values ($1)").bind(code).execute(&mut *tx).await.unwrap();
+        let completion = claim.complete_in(&mut tx, Output::Nothing).await.unwrap();
+        let unresolved = completion.commit_in(tx).await.unwrap_err();
+        assert_eq!(unresolved.error.kind(), ErrorKind::RolledBack, "{:?}", unresolved.error);
+        assert!(unresolved.error.to_string().contains("out of slips"), "{}", unresolved.error);
+        assert_eq!(place.effects(&task.key), 0, "{code}");
+    }
+}

@@ -129,9 +129,12 @@ where
             "a statement of step `{}` failed, and its code went on: the transaction could not commit",
             step.name()
         )),
-        Meaning::Again | Meaning::Broken | Meaning::Lost | Meaning::Refused | Meaning::Unusable => {
-            Failure::retryable(told(&met))
-        }
+        Meaning::Again
+        | Meaning::Broken
+        | Meaning::Lost
+        | Meaning::Refused
+        | Meaning::RolledBack
+        | Meaning::Unusable => Failure::retryable(told(&met)),
     };
     end_step(tx, step.context().key(), step.name(), &output).await.map_err(failed)?;
     Ok((value, output))

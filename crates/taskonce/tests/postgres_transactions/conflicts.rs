@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use taskonce::postgres::{CommitIn as _, CompleteIn as _, RunInTransaction as _, Stop};
-use taskonce::{Admission, Failure, FailureClass, Outcome, Output, Policy, State};
+use taskonce::{Admission, ErrorKind, Failure, FailureClass, Outcome, Output, Policy, State};
 use tokio::sync::Barrier;
 
 use crate::place::{EFFECT, Place, found, policy, state, task};
@@ -233,6 +233,56 @@ async fn a_constraint_that_is_checked_at_the_commit_fails_the_attempt() {
             Outcome::Ran { record, .. } => assert_eq!((record.attempt, place.effects(&task.key).await), (2, 1)),
             outcome => panic!("{outcome:?}"),
         }
+    }
+}
+
+/// A table whose rows are checked at the commit, by a trigger of the user's that raises the code that the row names.
+const SLIPS: &str = "create table slip (code text);
+    create function check_slip() returns trigger language plpgsql as $$ begin
+        raise exception 'out of slips' using errcode = new.code; end $$;
+    create constraint trigger slip_is_checked after insert on slip deferrable initially deferred
+        for each row execute function check_slip();
+    grant all on slip to public";
+/// A rule broken, a trigger's own error, a right that lacks, a table that lacks, a statement ended for its time or for a lock.
+const CODES: [&str; 6] = ["23514", "P0001", "42501", "42P01", "57014", "55P03"];
+
+/// What was said was that the ledger's record or schema is damaged; and a deferred trigger that took too long was tried again
+/// twenty times, at once.
+#[tokio::test]
+async fn what_the_server_refuses_at_the_commit_is_a_failed_attempt_in_its_own_words() {
+    let place = Place::new();
+    place.database.psql(SLIPS).unwrap();
+    let (ledger, mut client) = (place.ledger(), place.client().await);
+    for code in CODES {
+        let (task, calls) = (task(code), AtomicU32::new(0));
+        let outcome = ledger
+            .run_in_transaction(&mut client, &task, &policy(), |tx, context| {
+                let calls = &calls;
+                Box::pin(async move {
+                    calls.fetch_add(1, Ordering::SeqCst);
+                    tx.execute(EFFECT, &[&context.key().as_str()]).await?;
+                    Ok(tx.execute("insert into slip values ($1)", &[&code]).await?)
+                })
+            })
+            .await
+            .unwrap();
+        let Outcome::Failed { failure, record: Some(record) } = outcome else { panic!("{code}: {outcome:?}") };
+        assert!(failure.message.contains("out of slips") && failure.class == FailureClass::Retryable, "{failure:?}");
+        assert_eq!((record.state, calls.into_inner(), place.effects(&task.key).await), (State::Waiting, 1, 0), "{code}");
+
+        // By hand.
+        let Admission::Run(claim) = ledger.claim(&task, &policy()).await.unwrap() else { panic!("it is free") };
+        let tx = client.transaction().await.unwrap();
+        claim.lock_in(&tx).await.unwrap();
+        tx.execute("insert into slip values ($1)", &[&code]).await.unwrap();
+        let completion = claim.complete_in(&tx, Output::Nothing).await.unwrap();
+        let unresolved = completion.commit_in(tx).await.unwrap_err();
+        assert_eq!(unresolved.error.kind(), ErrorKind::RolledBack, "{:?}", unresolved.error);
+        assert!(unresolved.error.to_string().contains("out of slips"), "{}", unresolved.error);
+        let (joined, claim) = unresolved.completion.find_out().await.unwrap();
+        assert_eq!(joined, taskonce::postgres::Joined::RolledBack, "{code}");
+        assert!(matches!(claim.fail(Failure::permanent("no slip")).await, Ok(_settled)));
+        assert_eq!(state(&ledger, &task).await, State::Dead, "{code}");
     }
 }
 

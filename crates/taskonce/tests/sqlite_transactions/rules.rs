@@ -1,5 +1,6 @@
 //! What SQLite's driver promises beside what every driver does.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -69,6 +70,28 @@ async fn what_a_handler_writes_after_its_transaction_is_over_leaves_nothing() {
     let place = InFile::new();
     let failure = leaves_nothing(&place, |tx| Ok(tx.execute_batch("ROLLBACK")?)).await;
     assert!(failure.message.contains("was over before its handler returned"), "{failure:?}");
+}
+
+/// It was tried twenty times at once, or said to be given up.
+#[tokio::test]
+async fn a_constraint_that_is_checked_at_the_commit_fails_the_attempt_in_sqlites_words() {
+    let place = InFile::new();
+    let sql = "CREATE TABLE seat (id INTEGER PRIMARY KEY);
+               CREATE TABLE booking (seat INTEGER REFERENCES seat DEFERRABLE INITIALLY DEFERRED)";
+    place.beside().execute_batch(sql).unwrap();
+    let ledger = taskonce::open(&place.url()).unwrap();
+    let (task, calls) = (task("a"), Arc::new(AtomicU32::new(0)));
+    let counted = Arc::clone(&calls);
+    let outcome = ledger.run_in_transaction(&task, transactional(), move |tx, context| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        add_effect(tx, context.key());
+        tx.execute("INSERT INTO booking (seat) VALUES (7)", ())?;
+        Ok(())
+    });
+    let outcome = outcome.await.unwrap();
+    let Outcome::Failed { failure, record: Some(record) } = outcome else { panic!("it failed; it was {outcome:?}") };
+    assert!(failure.message.contains("FOREIGN KEY constraint failed"), "{failure:?}");
+    assert_eq!((record.state, calls.load(Ordering::SeqCst), place.count(&task.key)), (State::Waiting, 1, 0));
 }
 
 #[tokio::test]
