@@ -336,6 +336,10 @@ pub trait StepIn {
     /// lease. Where it is rolled back the step is not recorded, and the attempt fails before its next step, or when the
     /// handler returns.
     ///
+    /// Above READ COMMITTED call it before the transaction has read anything: else a heartbeat that came in between refuses it
+    /// (`40001`). The handler may then roll back, begin anew and ask for the same step again; where it returns the failure, the
+    /// attempt has failed. [`RunInTransaction`] begins anew by itself.
+    ///
     /// # Errors
     /// The step's own failure, or why it could not be run or recorded: roll back, and return it from the handler.
     fn step_in<T, F>(

@@ -124,6 +124,12 @@ impl Met {
     }
 
     fn of(fault: Fault, code: &str, key: &Key) -> Met {
+        let fault = match code {
+            "40001" => fault.hint(
+                "roll back and begin anew: above READ COMMITTED a transaction has to lock the record before it reads anything",
+            ),
+            _ => fault,
+        };
         let meaning = match (code, fault.cause) {
             // The sessions that the server ended: idle in a transaction, a transaction that took too long, idle.
             ("25P03" | "25P04" | "57P05", _) | (_, Cause::Broken) => Meaning::Broken,

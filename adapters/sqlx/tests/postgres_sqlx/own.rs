@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use taskonce_core::ErrorKind;
 use taskonce_core::ledger::Admission;
+use taskonce_core::policy::{Effect, Policy};
 use taskonce_core::record::{Output, State};
-use taskonce_sqlx::{CommitIn as _, CompleteIn as _, Joined, RunInTransaction as _};
+use taskonce_sqlx::{CommitIn as _, CompleteIn as _, Joined, RunInTransaction as _, StepIn as _};
 use taskonce_testkit::PostgresProxy;
-use taskonce_worker::Outcome;
+use taskonce_worker::{Outcome, Run as _};
 
 use crate::place::{EFFECT, Place, policy, says, state, task};
 
@@ -191,4 +192,40 @@ async fn what_the_server_refuses_at_the_commit_is_a_failed_attempt_in_its_own_wo
         assert!(unresolved.error.to_string().contains("out of slips"), "{}", unresolved.error);
         assert_eq!(place.effects(&task.key), 0, "{code}");
     }
+}
+
+/// A heartbeat came between what the transaction had seen and the step.
+#[tokio::test]
+async fn a_step_whose_transaction_read_before_a_heartbeat_is_told_to_begin_anew_and_may() {
+    let place = Place::new();
+    let settings = "set default_transaction_isolation = 'repeatable read'";
+    let (ledger, pool, task) = (place.ledger(), place.pool_at(place.database.port(), 1, settings).await, task("a"));
+    let policy = Policy { effect: Effect::Keyed, ..policy() };
+    let outcome = ledger.run(&task, &policy, |context| async move {
+        let mut tx = pool.begin().await?;
+        says(&mut tx, "select n::text from counter where id = 1").await;
+        context.held().renew(&**context.ledger().store(), &**context.ledger().host()).await?;
+        for is_new in [false, true] {
+            let key = context.key().clone();
+            let step = context.step_in(&mut tx, "book", |mut tx, _| {
+                Box::pin(async move {
+                    sqlx::query(EFFECT).bind(key.as_str()).execute(&mut *tx).await?;
+                    Ok(())
+                })
+            });
+            match step.await {
+                Ok(()) => assert!(is_new),
+                Err(failure) => {
+                    assert!(!is_new && failure.message.contains("roll back and begin anew"), "{failure:?}");
+                    tx.rollback().await?;
+                    tx = pool.begin().await?;
+                }
+            }
+        }
+        tx.commit().await?;
+        Ok(context.attempt())
+    });
+    let outcome = outcome.await.unwrap();
+    assert!(matches!(outcome, Outcome::Ran { value: 1, .. }), "{outcome:?}");
+    assert_eq!(place.effects(&task.key), 1);
 }

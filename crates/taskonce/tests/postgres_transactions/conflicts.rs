@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use taskonce::postgres::{CommitIn as _, CompleteIn as _, RunInTransaction as _, Stop};
-use taskonce::{Admission, ErrorKind, Failure, FailureClass, Outcome, Output, Policy, State};
+use taskonce::postgres::{CommitIn as _, CompleteIn as _, RunInTransaction as _, StepIn as _, Stop};
+use taskonce::{Admission, Effect, ErrorKind, Failure, FailureClass, Outcome, Output, Policy, Run as _, State};
 use tokio::sync::Barrier;
 
 use crate::place::{EFFECT, Place, found, policy, state, task};
@@ -236,6 +236,35 @@ async fn a_constraint_that_is_checked_at_the_commit_fails_the_attempt() {
     }
 }
 
+/// A heartbeat came between what the transaction had seen and the step. The handler was told to raise a timeout.
+#[tokio::test]
+async fn a_step_whose_transaction_read_before_a_heartbeat_is_told_to_begin_anew_and_may() {
+    let place = Place::new();
+    for level in ["repeatable read", "serializable"] {
+        let settings = format!("set default_transaction_isolation = '{level}'");
+        let (ledger, mut client, task) = (place.ledger(), place.client_with(&settings).await, task(level));
+        let policy = Policy { effect: Effect::Keyed, ..policy() };
+        let outcome = ledger.run(&task, &policy, |context| async move {
+            let held = context.held();
+            let tx = client.transaction().await?;
+            tx.query_one("select n from counter where id = 1", &[]).await?;
+            held.renew(&**context.ledger().store(), &**context.ledger().host()).await?;
+            let key = context.key().as_str();
+            let refused = context.step_in(&tx, "book", async |_| Ok(tx.execute(EFFECT, &[&key]).await?)).await;
+            let failure = refused.unwrap_err();
+            assert!(failure.message.contains("roll back and begin anew"), "{level}: {failure:?}");
+            tx.rollback().await?;
+            let tx = client.transaction().await?;
+            context.step_in(&tx, "book", async |_| Ok(tx.execute(EFFECT, &[&key]).await?)).await?;
+            tx.commit().await?;
+            Ok(context.attempt())
+        });
+        let outcome = outcome.await.unwrap();
+        assert!(matches!(outcome, Outcome::Ran { value: 1, .. }), "{level}: {outcome:?}");
+        assert_eq!(place.effects(&task.key).await, 1, "{level}");
+    }
+}
+
 /// A table whose rows are checked at the commit, by a trigger of the user's that raises the code that the row names.
 const SLIPS: &str = "create table slip (code text);
     create function check_slip() returns trigger language plpgsql as $$ begin
@@ -268,7 +297,11 @@ async fn what_the_server_refuses_at_the_commit_is_a_failed_attempt_in_its_own_wo
             .unwrap();
         let Outcome::Failed { failure, record: Some(record) } = outcome else { panic!("{code}: {outcome:?}") };
         assert!(failure.message.contains("out of slips") && failure.class == FailureClass::Retryable, "{failure:?}");
-        assert_eq!((record.state, calls.into_inner(), place.effects(&task.key).await), (State::Waiting, 1, 0), "{code}");
+        assert_eq!(
+            (record.state, calls.into_inner(), place.effects(&task.key).await),
+            (State::Waiting, 1, 0),
+            "{code}"
+        );
 
         // By hand.
         let Admission::Run(claim) = ledger.claim(&task, &policy()).await.unwrap() else { panic!("it is free") };
