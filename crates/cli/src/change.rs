@@ -78,6 +78,7 @@ pub(crate) fn clear(args: &ClearArgs, common: &Common, form: Form) -> Result<Exi
 }
 
 /// What a person says became of a parked task.
+#[derive(Clone, Copy)]
 enum Verdict<'a> {
     Done,
     NotDone,
@@ -106,15 +107,23 @@ pub(crate) fn resolve(args: &ResolveArgs, common: &Common, form: Form) -> Result
         let changed = match verdict {
             Verdict::Done => ledger.resolve_done(&key, by, output.clone()).await,
             Verdict::NotDone => ledger.resolve_not_done(&key, by).await,
-            Verdict::StepDone(Some(name)) if step.as_deref().is_some_and(|step| step != name) => {
-                return Err(another_step(&key, name, step.as_deref().unwrap_or_default()));
-            }
-            Verdict::StepDone(_) => ledger.resolve_step_done(&key, by, output.clone()).await,
+            Verdict::StepDone(name) => ledger.resolve_step_done(&key, by, name, output.clone()).await,
         };
         let change = if args.step_done.is_some() { Change::ResolveStep } else { Change::Resolve };
-        match changed {
-            Ok(_record) => Ok(step),
-            Err(error) => Err(refused(&ledger, &args.task, &key, error, change).await),
+        match (changed, verdict) {
+            // The one that was changed, which the look before may not have seen.
+            (Ok(record), Verdict::StepDone(_)) => Ok(record.steps.last().map(|step| step.name.clone())),
+            (Ok(_record), Verdict::Done | Verdict::NotDone) => Ok(step),
+            (Err(error), Verdict::StepDone(Some(name))) if error.kind() == ErrorKind::WrongState => {
+                let found = ledger.show(&key).await?.filter(|found| found.record.state == State::Parked);
+                match found.as_ref().and_then(|found| view::step_in_doubt(&found.record)) {
+                    Some(step) if step.name != name => Err(another_step(&key, name, &step.name)),
+                    Some(_) | None => Err(refused(&ledger, &args.task, &key, error, change).await),
+                }
+            }
+            (Err(error), Verdict::Done | Verdict::NotDone | Verdict::StepDone(_)) => {
+                Err(refused(&ledger, &args.task, &key, error, change).await)
+            }
         }
     })??;
     let what = output.as_ref().map_or_else(|| "without output".to_owned(), view::output);

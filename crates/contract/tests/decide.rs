@@ -269,7 +269,7 @@ proptest! {
         );
         prop_assert_eq!((redriven.is_some(), done.is_some(), not_done.is_some()), (may_redrive, parked, parked));
         let step_in_doubt = record.steps.last().is_some_and(|step| step.state == StepState::Begun);
-        let step_done = decide::resolve_step_done(&before, BY, None, STAMP);
+        let step_done = decide::resolve_step_done(&before, BY, None, None, STAMP);
         prop_assert_eq!(step_done.is_some(), parked && step_in_doubt);
         if let Some(next) = &step_done {
             let ended = next.steps.last().map(|step| step.state);

@@ -336,12 +336,21 @@ pub fn resolve_not_done(found: &Found, by: By<'_>, stamp: Stamp) -> Option<Recor
 }
 
 /// A person says of the step in doubt of a parked task that it took effect, and maybe what it returned: the task returns to
-/// work and goes on behind that step.
+/// work and goes on behind that step. With a name nothing is said of a step that has another.
 #[must_use]
-pub fn resolve_step_done(found: &Found, by: By<'_>, output: Option<Output>, stamp: Stamp) -> Option<Record> {
+pub fn resolve_step_done(
+    found: &Found,
+    by: By<'_>,
+    name: Option<&str>,
+    output: Option<Output>,
+    stamp: Stamp,
+) -> Option<Record> {
     let mut record = parked(found)?;
     let event = by.event(EventKind::ResolvedDone, &record, stamp.at);
     let step = record.steps.last_mut().filter(|step| step.state == StepState::Begun)?;
+    if name.is_some_and(|name| name != step.name) {
+        return None;
+    }
     step.state = StepState::Done;
     step.output = output.unwrap_or(Output::Nothing);
     let note = format!("step `{}`: {}", step.name, event.note);

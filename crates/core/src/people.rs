@@ -61,7 +61,7 @@ impl Ledger {
     /// # Errors
     /// [`ErrorKind::NotFound`], [`ErrorKind::WrongState`], or the store's.
     pub async fn redrive(&self, key: &Key, by: By<'_>) -> Result<Arc<Record>> {
-        self.change(key, "redriven", |found| decide::redrive(found, by, stamp(&**self.host()))).await
+        self.change(key, "redriven", |found| Ok(decide::redrive(found, by, stamp(&**self.host())))).await
     }
 
     /// Says of a parked task that it was done, and what it returned, if that is known: duplicates are answered with it.
@@ -71,20 +71,33 @@ impl Ledger {
     /// store's.
     pub async fn resolve_done(&self, key: &Key, by: By<'_>, output: Option<Output>) -> Result<Arc<Record>> {
         check_size(key, &output, OUTPUT_LIMIT)?;
-        let next = |found: &Found| decide::resolve_done(found, by, output.clone(), stamp(&**self.host()));
+        let next = |found: &Found| Ok(decide::resolve_done(found, by, output.clone(), stamp(&**self.host())));
         self.change(key, "resolved", next).await
     }
 
     /// Says of the step of a parked task that is in doubt that it took effect, and what it returned, if that is known. The
-    /// task returns to work and goes on behind it.
+    /// task returns to work and goes on behind it. `step` is the name that the person knows it by: the record that is
+    /// changed has a step of that name in doubt, or nothing is. `None` means whichever is.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], [`ErrorKind::WrongState`] also where no step is in doubt, [`ErrorKind::BadOutput`] for more
-    /// than the outputs of steps may have together, or the store's.
-    pub async fn resolve_step_done(&self, key: &Key, by: By<'_>, output: Option<Output>) -> Result<Arc<Record>> {
-        let kept = self.show(key).await?.map_or(0, |found| step::output_bytes(&found.record));
-        check_size(key, &output, STEPS_BYTES_MAX.saturating_sub(kept))?;
-        let next = |found: &Found| decide::resolve_step_done(found, by, output.clone(), stamp(&**self.host()));
+    /// [`ErrorKind::NotFound`], [`ErrorKind::WrongState`] also where no step is in doubt, or another one,
+    /// [`ErrorKind::BadOutput`] for more than the outputs of steps may have together, or the store's.
+    pub async fn resolve_step_done(
+        &self,
+        key: &Key,
+        by: By<'_>,
+        step: Option<&str>,
+        output: Option<Output>,
+    ) -> Result<Arc<Record>> {
+        let next = |found: &Found| {
+            let record = &found.record;
+            check_size(key, &output, STEPS_BYTES_MAX.saturating_sub(step::output_bytes(record)))?;
+            let next = decide::resolve_step_done(found, by, step, output.clone(), stamp(&**self.host()));
+            match (next, step, decide::resolve_step_done(found, by, None, None, stamp(&**self.host()))) {
+                (None, Some(name), Some(_)) => Err(another_step(key, name, record)),
+                (next, _, _) => Ok(next),
+            }
+        };
         self.change(key, "resolved", next).await
     }
 
@@ -93,13 +106,18 @@ impl Ledger {
     /// # Errors
     /// [`ErrorKind::NotFound`], [`ErrorKind::WrongState`], or the store's.
     pub async fn resolve_not_done(&self, key: &Key, by: By<'_>) -> Result<Arc<Record>> {
-        self.change(key, "resolved", |found| decide::resolve_not_done(found, by, stamp(&**self.host()))).await
+        self.change(key, "resolved", |found| Ok(decide::resolve_not_done(found, by, stamp(&**self.host())))).await
     }
 
-    async fn change(&self, key: &Key, what: &str, next: impl Fn(&Found) -> Option<Record>) -> Result<Arc<Record>> {
+    async fn change(
+        &self,
+        key: &Key,
+        what: &str,
+        next: impl Fn(&Found) -> Result<Option<Record>>,
+    ) -> Result<Arc<Record>> {
         for _ in 0..CHANGE_TRIES_MAX {
             let found = self.store().load(key).await?.ok_or_else(|| not_found(key))?;
-            let Some(next) = next(&found) else { return Err(wrong_state(key, &found, what)) };
+            let Some(next) = next(&found)? else { return Err(wrong_state(key, &found, what)) };
             // A person's change moves the fence like a claim does, so that hints of the time before are stale.
             match self.store().swap(key, Expected::Record(&found.record), Next::Claim(&next)).await? {
                 Swap::Stored(fence) => {
@@ -245,6 +263,13 @@ fn wrong_state(key: &Key, found: &Found, what: &str) -> Error {
         State::Parked => (format!("is parked and cannot be {what}"), "`taskonce resolve` says what became of it"),
     };
     Error::new(ErrorKind::WrongState, text).about(format!("task `{key}`")).with_hint(hint)
+}
+
+fn another_step(key: &Key, name: &str, record: &Record) -> Error {
+    let there = record.steps.last().map_or("", |step| &step.name);
+    Error::new(ErrorKind::WrongState, format!("its step `{there}` is in doubt, not `{name}`"))
+        .about(format!("task `{key}`"))
+        .with_hint("look at its steps with `taskonce show`")
 }
 
 fn locked(key: &Key) -> Error {

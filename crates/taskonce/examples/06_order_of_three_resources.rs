@@ -59,7 +59,7 @@ async fn main() -> Anything<()> {
     println!("  {}", told(work(&ledger, "18", provider, Dies::Not).await?)?);
     println!("a person finds the mail in the outbox, and says so");
     let by = By { who: "eva", why: "it is in the outbox" };
-    ledger.resolve_step_done(&task("18")?.key, by, None).await?;
+    ledger.resolve_step_done(&task("18")?.key, by, Some("mail"), None).await?;
     println!("the next worker:");
     println!("  {}", told(work(&ledger, "18", provider, Dies::Not).await?)?);
 

@@ -898,7 +898,7 @@ async fn a_person_resolves_the_step_and_the_task_goes_on_behind_it() {
     };
     parked(play(effects.clone()).await);
     let said = Output::kept("application/json", r#""message-17""#);
-    bench.ledger.resolve_step_done(&task.key, EVA, Some(said)).await.unwrap();
+    bench.ledger.resolve_step_done(&task.key, EVA, Some("mail"), Some(said)).await.unwrap();
     assert_eq!(play(effects.clone()).await.into_value(), Some("message-17".to_owned()));
     assert_eq!(effects.names(), ["invoice"]);
 }
@@ -915,7 +915,7 @@ async fn a_step_resolved_without_its_value_parks_where_the_code_needs_one() {
             })
             .await,
         );
-        bench.ledger.resolve_step_done(&task.key, EVA, None).await.unwrap();
+        bench.ledger.resolve_step_done(&task.key, EVA, None, None).await.unwrap();
         let outcome = attempt(&bench, &task, |context| async move {
             if needs {
                 context.step::<u64, _>("mail", Effect::Unrepeatable, async |_| Ok(1)).await.map(drop)

@@ -301,7 +301,7 @@ impl<'a> History<'a> {
                 Self::changed(changed, self.tasks[task].resolve(outcome), absent)?;
             }
             Op::ResolveStep { task } => {
-                let changed = self.actors[1].ledger.resolve_step_done(&self.keys[task], BY, None).await;
+                let changed = self.actors[1].ledger.resolve_step_done(&self.keys[task], BY, None, None).await;
                 let absent = self.tasks[task].standing == Standing::Absent;
                 Self::changed(changed, self.tasks[task].resolve_step(), absent)?;
             }

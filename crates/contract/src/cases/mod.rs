@@ -195,6 +195,7 @@ macro_rules! __each_case {
                 a_person_says_of_a_step_in_doubt_that_nothing_happened
                 a_person_says_of_a_step_in_doubt_that_it_took_effect
                 only_a_step_in_doubt_is_resolved_as_done
+                only_the_step_that_a_person_names_is_resolved
                 a_cleared_task_has_no_steps
                 a_mebibyte_of_steps_is_kept
             }

@@ -309,7 +309,7 @@ pub(super) async fn a_person_says_of_a_step_in_doubt_that_it_took_effect(stage: 
     let actor = in_doubt(&stage, "a").await;
     let sent = Output::kept("application/json", "\"sent\"");
     let operator = stage.actor("operator");
-    let resolved = operator.ledger.resolve_step_done(&task.key, EVA, Some(sent.clone())).await.unwrap();
+    let resolved = operator.ledger.resolve_step_done(&task.key, EVA, None, Some(sent.clone())).await.unwrap();
     assert_eq!(resolved.state, State::Waiting);
     assert_eq!(told(&resolved), [("charge", StepState::Done), ("mail", StepState::Done)]);
     assert_eq!(resolved.steps[1].output, sent);
@@ -329,12 +329,35 @@ pub(super) async fn only_a_step_in_doubt_is_resolved_as_done(stage: Stage) {
     begin(&actor, &claim, 0, "mail").await.unwrap();
     for id in ["no steps", "running"] {
         let before = load(&stage, &stage.key(id)).await.record;
-        let refused = ledger.resolve_step_done(&stage.key(id), EVA, None).await.unwrap_err();
+        let refused = ledger.resolve_step_done(&stage.key(id), EVA, None, None).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::WrongState, "{id}");
         assert_eq!(load(&stage, &stage.key(id)).await.record, before);
     }
-    let absent = ledger.resolve_step_done(&stage.key("absent"), EVA, None).await.unwrap_err();
+    let absent = ledger.resolve_step_done(&stage.key("absent"), EVA, None, None).await.unwrap_err();
     assert_eq!(absent.kind(), ErrorKind::NotFound);
+}
+
+/// A person looked at one step; by the time the change was written another was in doubt, and counted as done.
+pub(super) async fn only_the_step_that_a_person_names_is_resolved(stage: Stage) {
+    let task = stage.task("a");
+    let actor = in_doubt(&stage, "a").await;
+    let ledger = stage.actor("operator").ledger;
+    for other in ["charge", "Mail", ""] {
+        let before = load(&stage, &task.key).await.record;
+        let refused = ledger.resolve_step_done(&task.key, EVA, Some(other), None).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::WrongState, "{refused:?}");
+        assert!(refused.to_string().contains("step `mail` is in doubt, not"), "{refused:?}");
+        assert_eq!(load(&stage, &task.key).await.record, before);
+    }
+    let resolved = ledger.resolve_step_done(&task.key, EVA, Some("mail"), None).await.unwrap();
+    assert_eq!(told(&resolved), [("charge", StepState::Done), ("mail", StepState::Done)]);
+    // The task went on meanwhile, to the next step, which is in doubt now.
+    let claim = run(actor.claim(&task, &policy(Effect::Keyed)).await);
+    begin(&actor, &claim, 2, "invoice").await.unwrap();
+    recorded(claim.fail(Failure::new(FailureClass::StepInDoubt, "invoice: cut off")).await);
+    let late = ledger.resolve_step_done(&task.key, EVA, Some("mail"), None).await.unwrap_err();
+    assert!(late.to_string().contains("step `invoice` is in doubt, not `mail`"), "{late:?}");
+    ledger.resolve_step_done(&task.key, EVA, Some("invoice"), None).await.unwrap();
 }
 
 pub(super) async fn a_cleared_task_has_no_steps(stage: Stage) {
