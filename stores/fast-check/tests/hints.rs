@@ -15,7 +15,7 @@ use taskonce_core::key::{Fingerprint, Handler, Key, Task};
 use taskonce_core::ledger::{Admission, Claim, Ledger, Seen};
 use taskonce_core::memory::MemoryStore;
 use taskonce_core::policy::{Backoff, Effect, Policy};
-use taskonce_core::record::{Failure, Found, Output, Record, State};
+use taskonce_core::record::{Failure, FailureClass, Found, Output, Record, State};
 use taskonce_core::store::{
     Cursor, Expected, Filter, Finding, Generation, Ground, Level, Memory, Next, Page, Purged, Store, Swap,
 };
@@ -553,6 +553,35 @@ async fn a_person_needs_no_front() {
     for id in ["x", "y"] {
         assert_eq!(a.run(id).await.attempt(), 1);
     }
+}
+
+/// Only Done is trusted, and of a person's changes a `clear` alone undoes it.
+#[tokio::test(start_paused = true)]
+async fn of_what_a_person_changes_past_the_front_only_a_clear_is_not_noticed() {
+    let scene = Scene::trusting();
+    let (a, b) = (scene.process("a"), scene.process("b"));
+    let host = VirtualHost::new("eva", Arc::default(), 9, Delays::Drawn);
+    let records: Arc<dyn Store> = Arc::new(scene.records.clone());
+    let past_the_front = Ledger::new(records, Arc::new(host), Arc::new(RecordingKeeper::default()));
+
+    a.run("dead").await.fail(Failure::permanent("no")).await.unwrap();
+    assert!(matches!(b.ask("dead").await, Admission::Dead(_)));
+    past_the_front.redrive(&key("dead"), EVA).await.unwrap();
+    assert_eq!(b.run("dead").await.attempt(), 1);
+    for id in ["was done", "was not done"] {
+        a.run(id).await.fail(Failure::new(FailureClass::StepInDoubt, "cut off")).await.unwrap();
+        assert!(matches!(b.ask(id).await, Admission::Parked(_)));
+    }
+    past_the_front.resolve_done(&key("was done"), EVA, Some(output())).await.unwrap();
+    assert_eq!(replay(b.ask("was done").await).output(), &output());
+    past_the_front.resolve_not_done(&key("was not done"), EVA).await.unwrap();
+    assert_eq!(b.run("was not done").await.attempt(), 1);
+
+    a.complete("cleared").await;
+    past_the_front.clear(&key("cleared"), EVA).await.unwrap();
+    assert_eq!(replay(b.ask("cleared").await).output(), &output(), "what the page tells of");
+    advance(scene.options.hint_life + Duration::from_secs(1)).await;
+    assert_eq!(b.run("cleared").await.attempt(), 1);
 }
 
 /// The write of an end is slow on its way to the front, and a person has cleared the task meanwhile.
