@@ -80,7 +80,7 @@ impl DerefMut for Tx<'_, '_> {
 
 /// Runs tasks whose effect is written in a PostgreSQL transaction: once, as long as delivery goes on and the record lives.
 ///
-/// The policy's effect is [`Transactional`](taskonce_core::policy::Effect::Transactional). For each try a connection is taken
+/// The policy's effect is [`Transactional`](taskonce_core::policy::Effect::Transactional), and any other is refused. For each try a connection is taken
 /// from the pool and a transaction begun, the claim's record locked in it, the handler run, the completion written with the
 /// handler's value, and all committed. A handler that fails, panics or is cancelled leaves nothing. A serialisation failure or a
 /// deadlock runs the handler again at once: at most 20 times a claim, not counted as attempts. What became of a commit whose

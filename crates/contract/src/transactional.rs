@@ -144,6 +144,7 @@ macro_rules! __each_transaction_case {
                 of_many_runs_at_once_exactly_one_takes_effect
                 who_waits_for_a_run_gets_what_it_committed
                 a_plain_run_of_a_transactional_effect_is_refused
+                a_run_in_a_transaction_is_refused_to_every_other_effect
                 a_ledger_of_another_store_is_refused
             }
             hand {

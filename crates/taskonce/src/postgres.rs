@@ -88,7 +88,7 @@ impl From<tokio_postgres::Error> for Stop {
 
 /// Runs tasks whose effect is written in a PostgreSQL transaction: once, as long as delivery goes on and the record lives.
 ///
-/// The policy's effect is [`Transactional`](crate::Effect::Transactional). For each attempt a transaction is begun, the claim's
+/// The policy's effect is [`Transactional`](crate::Effect::Transactional), and any other is refused. For each attempt a transaction is begun, the claim's
 /// record locked in it, the handler run, the completion written with the handler's value, and all committed. A handler
 /// that fails, panics or is cancelled leaves nothing. Heartbeats stand back meanwhile, and the server ends a transaction
 /// that says nothing for a lease: calls to other services do not belong into it (see [`Context::step`]).

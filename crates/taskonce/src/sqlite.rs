@@ -57,6 +57,8 @@ pub use taskonce_sqlite::{CompleteIn, rusqlite};
 ///
 /// # The rules
 ///
+/// * The policy's effect is [`Transactional`](crate::Effect::Transactional), and any other is refused: the handler may run again
+///   after its transaction was rolled back.
 /// * The handler blocks, and runs on a thread for such. Its transaction is open already and holds the file's one write lock:
 ///   until it ends nobody else writes to the file, no task of any process is claimed, completed or renewed. So call other
 ///   services before, in a task or step of their own, and stay well below the shortest lease in use (default 30 s, renewed

@@ -11,7 +11,7 @@ use std::time::Duration;
 use taskonce_core::held::{Joined, Settled};
 use taskonce_core::key::Task;
 use taskonce_core::ledger::{Admission, Claim, Ledger};
-use taskonce_core::policy::Policy;
+use taskonce_core::policy::{Effect, Policy};
 use taskonce_core::record::{Failure, FailureClass, State};
 use taskonce_core::transaction::Attempted;
 use taskonce_core::{Error, ErrorKind, Result, Retry};
@@ -36,7 +36,8 @@ pub type Attempt<'a, T> = Pin<Box<dyn Future<Output = Attempted<T>> + Send + 'a>
 /// only while the claim holds.
 ///
 /// # Errors
-/// Those of [`Ledger::claim`]; the store's when nobody can say for a lease what became of a commit. Then effect and record
+/// Those of [`Ledger::claim`]; [`ErrorKind::Unsupported`] for an effect of another kind than transactional, before anything is
+/// claimed; the store's when nobody can say for a lease what became of a commit. Then effect and record
 /// are still stored both or neither: the next delivery finds out.
 pub async fn run_in_transaction<'a, T>(
     ledger: &Ledger,
@@ -48,6 +49,7 @@ pub async fn run_in_transaction<'a, T>(
 where
     T: serde::de::DeserializeOwned + Send,
 {
+    check_effect(task, policy)?;
     match wait::claim_or_wait(ledger, task, policy, wait_max).await? {
         Admission::Run(claim) => {
             let outcome = run_claimed(ledger, claim, attempt).await;
@@ -55,6 +57,22 @@ where
             outcome
         }
         admission => answer(admission, |seen| replayed(&task.key, seen)),
+    }
+}
+
+/// A handler may be called several times within one attempt, where the database refused its transaction; and one that failed is
+/// called again, since nothing of it was kept. That is right for what the transaction writes, and for nothing else.
+fn check_effect(task: &Task, policy: &Policy) -> Result<()> {
+    match policy.effect {
+        Effect::Transactional => Ok(()),
+        Effect::Keyed | Effect::Fenced | Effect::Unrepeatable | Effect::Repeatable => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the effect is {}, and a run in a transaction is for a transactional one", policy.effect.name()),
+        )
+        .about(format!("task `{}`", task.key))
+        .with_hint(
+            "say `transactional`; what the handler calls outside of the transaction belongs into a task or a step of its own,              run by `run`",
+        )),
     }
 }
 

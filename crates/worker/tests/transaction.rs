@@ -38,7 +38,7 @@ async fn commit(context: &Context) -> Attempted<u8> {
 /// database was busy was parked.
 #[tokio::test]
 async fn who_waits_long_for_a_connection_keeps_the_claim() {
-    let (bench, task, policy) = (bench(), task("pool"), policy(Effect::Keyed));
+    let (bench, task, policy) = (bench(), task("pool"), policy(Effect::Transactional));
     let other = another(&bench);
     let outcome = run_in_transaction(&bench.ledger, &task, &policy, Duration::ZERO, |context| {
         let (other, task, policy) = (&other, &task, &policy);
@@ -62,7 +62,7 @@ async fn who_waits_long_for_a_connection_keeps_the_claim() {
 /// Once a database that gave no connection used up the attempts of its tasks, and they were dead.
 #[tokio::test]
 async fn without_a_connection_nothing_was_attempted() {
-    let (bench, task, policy) = (bench(), task("refused"), policy(Effect::Keyed));
+    let (bench, task, policy) = (bench(), task("refused"), policy(Effect::Transactional));
     let tries = AtomicUsize::new(0);
     let refused = run_in_transaction::<u8>(&bench.ledger, &task, &policy, Duration::ZERO, |_context| {
         tries.fetch_add(1, Ordering::SeqCst);

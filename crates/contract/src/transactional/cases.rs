@@ -269,6 +269,18 @@ pub(super) async fn a_plain_run_of_a_transactional_effect_is_refused(scene: Scen
     assert_eq!(actor.store.take_calls(), 0, "nothing is claimed");
 }
 
+/// After a serialisation failure the handler is called again at once: what it sent outside of its transaction was sent twice.
+pub(super) async fn a_run_in_a_transaction_is_refused_to_every_other_effect(scene: Scene) {
+    let (task, actor, script) = (scene.stage.task("a"), scene.stage.actor("a"), Script::new([]));
+    for effect in [Effect::Keyed, Effect::Fenced, Effect::Unrepeatable, Effect::Repeatable] {
+        actor.store.take_calls();
+        let refused = scene.run(&actor, &task, &policy(effect), &script).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused:?}");
+        assert!(refused.to_string().contains(effect.name()) && refused.hint().contains("transactional"), "{refused:?}");
+        assert_eq!((actor.store.take_calls(), script.calls()), (0, 0), "nothing is claimed");
+    }
+}
+
 /// The caller's transaction would commit, and the record would stand elsewhere.
 pub(super) async fn a_ledger_of_another_store_is_refused(scene: Scene) {
     let (task, script) = (scene.stage.task("a"), Script::new([]));
