@@ -94,6 +94,8 @@ pub struct Ground {
     pub system: &'static str,
     /// Where in there: the schema of PostgreSQL, the file of SQLite.
     pub place: String,
+    /// The longest that a call of the store takes, and so the longest that a connection of a driver's own waits for its turn.
+    pub timeout: Duration,
 }
 
 /// A life of what a store holds; see [`Store::generation`]. Two that are equal are the same.

@@ -423,7 +423,8 @@ impl Store for PostgresStore {
     }
 
     fn ground(&self) -> Option<Ground> {
-        Some(Ground { system: "postgres", place: self.inner.settings.schema.clone() })
+        let settings = &self.inner.settings;
+        Some(Ground { system: "postgres", place: settings.schema.clone(), timeout: settings.timeout })
     }
 
     /// The timeline of the write-ahead log, which moves when a standby is promoted or a backup is restored, with an id that

@@ -169,7 +169,8 @@ impl Store for SqliteStore {
     fn ground(&self) -> Option<Ground> {
         let path = self.file.path();
         let place = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        Some(Ground { system: "sqlite", place: place.display().to_string() })
+        let timeout = self.file.options().timeout;
+        Some(Ground { system: "sqlite", place: place.display().to_string(), timeout })
     }
 
     /// A file that was replaced is an error of each call, so one that answers is always the same.

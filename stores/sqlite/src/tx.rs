@@ -178,8 +178,8 @@ pub fn replace_record(key: &Key, tx: &Transaction<'_>, found: &Record, next: &Re
     }
 }
 
-/// A connection of the store's own to the ledger's file, for a transaction that completes a claim: its waits are fair, and
-/// what it commits is kept as the store keeps it.
+/// A connection of the store's own to the ledger's file, for a transaction that completes a claim: its waits are fair and as
+/// long as the store's own, and what it commits is kept as the store keeps it.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for a ledger that is not over SQLite; those of [`SqliteStore::open`](crate::SqliteStore::open).
@@ -189,7 +189,7 @@ pub fn connect_beside(ledger: &Ledger) -> Result<Connection> {
         Memory::Keeps => Synchronous::Full,
         Memory::MayForget => Synchronous::Normal,
     };
-    let options = Options { synchronous, ..Options::default() };
+    let options = Options { synchronous, timeout: ground.timeout, ..Options::default() };
     let turn = Turn::new(options.timeout);
     connect(Path::new(&ground.place), &options, Purpose::Write, &turn)
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use taskonce::sqlite::rusqlite::{Connection, Transaction};
+use taskonce::sqlite::rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use taskonce::sqlite::{CompleteIn as _, RunInTransaction as _, StepIn as _};
 use taskonce::{Admission, Claim, Context, Effect, ErrorKind, Failure, FailureClass, Handler, Input, Ledger, Outcome};
 use taskonce::{Policy, Result, Run as _, State, Task};
@@ -92,6 +92,21 @@ async fn a_constraint_that_is_checked_at_the_commit_fails_the_attempt_in_sqlites
     let Outcome::Failed { failure, record: Some(record) } = outcome else { panic!("it failed; it was {outcome:?}") };
     assert!(failure.message.contains("FOREIGN KEY constraint failed"), "{failure:?}");
     assert_eq!((record.state, calls.load(Ordering::SeqCst), place.count(&task.key)), (State::Waiting, 1, 0));
+}
+
+/// It waited two seconds each time, whatever the store's URL said.
+#[tokio::test]
+async fn a_transactions_own_connection_waits_for_its_turn_as_long_as_the_stores_url_says() {
+    let place = InFile::new();
+    let ledger = taskonce::open(&format!("{}?timeout=100ms", place.url())).unwrap();
+    let holder = place.beside();
+    holder.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let mut conn = taskonce_sqlite::tx::connect_beside(&ledger).unwrap();
+    let start = Instant::now();
+    let refused = conn.transaction_with_behavior(TransactionBehavior::Immediate).unwrap_err();
+    assert_eq!(refused.sqlite_error_code(), Some(ErrorCode::DatabaseBusy));
+    let waited = start.elapsed();
+    assert!((Duration::from_millis(100)..Duration::from_millis(1500)).contains(&waited), "{waited:?}");
 }
 
 #[tokio::test]

@@ -139,7 +139,7 @@ impl Store for Trouble {
 
     /// As if a transaction could reach it: what the tests play as a driver's attempt needs none.
     fn ground(&self) -> Option<Ground> {
-        Some(Ground { system: "memory", place: "here".into() })
+        Some(Ground { system: "memory", place: "here".into(), timeout: Duration::from_secs(2) })
     }
 
     async fn generation(&self) -> Result<Option<Generation>> {
