@@ -13,6 +13,8 @@ use taskonce_core::record::{Found, Output, Record};
 use taskonce_postgres::joint::{Cells, Joint, Meaning, Met, Said};
 use uuid::Uuid;
 
+use crate::cancel::Session;
+
 /// Lets a claim be completed by a transaction of the caller's own, so that its effect and its record commit together.
 ///
 /// The transaction is on the ledger's database, in any isolation level, directly or through a pooler that lends connections by
@@ -59,7 +61,7 @@ pub trait CompleteIn: Sized {
 impl CompleteIn for Claim {
     async fn lock_in(&self, tx: &mut Transaction<'_, Postgres>) -> Result<()> {
         let joint = Joint::of(self.ledger(), self.held()).map_err(|met| met.error)?;
-        lock_held(&joint, tx).await.map_err(|met| met.error)?;
+        let _session = lock_held(&joint, tx).await.map_err(|met| met.error)?;
         self.held().enter();
         Ok(())
     }
@@ -108,9 +110,9 @@ impl CommitIn for Completion {
     }
 }
 
-pub(crate) async fn lock_held(joint: &Joint<'_>, tx: &mut PgConnection) -> Result<(), Met> {
+pub(crate) async fn lock_held(joint: &Joint<'_>, tx: &mut PgConnection) -> Result<Session, Met> {
     joint.join().await?;
-    let locked = lock_record(joint, tx).await.and_then(|found| joint.take(&found));
+    let locked = lock_record(joint, tx).await.and_then(|(found, session)| joint.take(&found).map(|()| session));
     if let Err(met) = &locked
         && met.meaning != Meaning::Lost
     {
@@ -125,17 +127,19 @@ pub(crate) async fn complete_held(joint: &Joint<'_>, tx: &mut PgConnection, outp
     replace_record(joint, tx, &before, &end).await
 }
 
-/// Locks the record of a claim, and answers what is there.
-pub(crate) async fn lock_record(joint: &Joint<'_>, tx: &mut PgConnection) -> Result<Found, Met> {
+/// Locks the record of a claim, and answers what is there, and in which transaction it is locked.
+pub(crate) async fn lock_record(joint: &Joint<'_>, tx: &mut PgConnection) -> Result<(Found, Session), Met> {
     let key = joint.held().key();
     let met = |error| joint.met_at_lock(self::met(key, &error));
     let claim = Id(joint.held().claim_id().0);
-    unnamed(joint.enter_sql()).execute(&mut *tx).await.map_err(met)?;
+    let entered = unnamed(joint.enter_sql()).fetch_one(&mut *tx).await.map_err(met)?;
+    let session = Session { pid: entered.try_get(PID).map_err(met)?, began: entered.try_get(BEGAN).map_err(met)? };
     let lock = unnamed(joint.lock_sql()).bind(key.as_str()).bind(claim);
     let Some(row) = lock.fetch_optional(&mut *tx).await.map_err(met)? else { return Err(joint.not_locked().await) };
     unnamed(joint.leave_sql()).execute(&mut *tx).await.map_err(met)?;
     let (is_same, is_new) = (row.try_get(CELLS).map_err(met)?, row.try_get(CELLS + 1).map_err(met)?);
-    joint.locked(&cells(&row, 0).map_err(met)?, is_same, is_new)
+    let found = joint.locked(&cells(&row, 0).map_err(met)?, is_same, is_new)?;
+    Ok((found, session))
 }
 
 /// Writes a record in the place of the one that the transaction has locked.
@@ -181,6 +185,9 @@ fn unnamed<'q>(sql: String) -> sqlx::query::Query<'q, Postgres, sqlx::postgres::
 
 /// How many columns [`Cells`] has.
 const CELLS: usize = 8;
+/// Where the row of [`Joint::enter_sql`] names the session and its transaction.
+const PID: usize = 4;
+const BEGAN: usize = 5;
 
 fn cells(row: &PgRow, at: usize) -> Result<Cells<'_>, sqlx::Error> {
     Ok(Cells {

@@ -31,6 +31,7 @@
 //!
 //! Built without sqlx's `macros` and `migrate`, which would not link beside the SQLite of taskonce.
 
+mod cancel;
 mod hand;
 mod run;
 mod steps;

@@ -20,6 +20,7 @@ use taskonce_worker::{Context, Outcome};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
+use crate::cancel::CancelOnDrop;
 use crate::hand::{complete_held, lock_held, met, met_at_commit};
 
 /// How long a rollback is waited for before the claim's end is written: the record is held until then.
@@ -85,6 +86,8 @@ impl DerefMut for Tx<'_, '_> {
 /// handler's value, and all committed. A handler that fails, panics or is cancelled leaves nothing. A serialisation failure or a
 /// deadlock runs the handler again at once: at most 20 times a claim, not counted as attempts. What became of a commit whose
 /// answer was lost is found out through the ledger's own connections.
+///
+/// When a run is dropped half way, the server is asked on a connection of its own to end the statement that it is at.
 pub trait RunInTransaction {
     /// Runs the task if it is free, and records what the handler returns in the handler's own transaction. A duplicate gets
     /// the first run's value, and takes no connection of the pool.
@@ -176,20 +179,25 @@ where
         Ok(tx) => tx,
         Err(error) => return without_value(met(context.key(), &error)),
     };
-    if let Err(met) = lock_held(&joint, &mut tx).await {
-        roll_back(tx).await;
-        return without_value(met);
-    }
+    let session = match lock_held(&joint, &mut tx).await {
+        Ok(session) => session,
+        Err(met) => {
+            let _rolled_back = timeout(ROLLBACK_WAIT, tx.rollback()).await;
+            return without_value(met);
+        }
+    };
+    // Behind the transaction, and so dropped before it.
+    let cancel = CancelOnDrop::armed(pool, session);
     held.enter();
     let value = match handler(Tx::of(&mut tx), context.clone()).await {
         Ok(value) => value,
         Err(Stop::Failure(failure)) => {
-            roll_back(tx).await;
+            roll_back(tx, cancel).await;
             return Attempted::Failed(failure);
         }
         Err(Stop::Database(error)) => {
             let met = met(context.key(), &error);
-            roll_back(tx).await;
+            roll_back(tx, cancel).await;
             return match met.meaning {
                 Meaning::Again if is_conflict(&error) => Attempted::Again(met.error),
                 Meaning::Broken => Attempted::Unknown(None, met.error),
@@ -203,9 +211,11 @@ where
         }
     };
     if let Err(met) = complete_held(&joint, &mut tx, encode(&value)).await {
-        roll_back(tx).await;
+        roll_back(tx, cancel).await;
         return without_value(met);
     }
+    // A commit decides for itself.
+    cancel.disarm();
     match tx.commit().await {
         Ok(()) => Attempted::Committed(value),
         Err(error) => {
@@ -243,7 +253,9 @@ fn without_value<T>(met: Met) -> Attempted<T> {
 }
 
 /// Rolls back, and waits for it a little: the record is held until then.
-async fn roll_back(tx: Transaction<'_, Postgres>) {
+async fn roll_back(tx: Transaction<'_, Postgres>, cancel: CancelOnDrop<'_>) {
     // Where it cannot be said, the end of the connection does it.
-    let _rolled_back = timeout(ROLLBACK_WAIT, tx.rollback()).await;
+    if timeout(ROLLBACK_WAIT, tx.rollback()).await.is_ok() {
+        cancel.disarm();
+    }
 }

@@ -109,7 +109,7 @@ where
     // Nothing of the step has run where this fails.
     let joint = Joint::of(context.ledger(), context.held()).map_err(|met| failed(met).nothing_happened())?;
     let found = match lock_record(&joint, tx).await {
-        Ok(found) => Some(found),
+        Ok((found, _session)) => Some(found),
         Err(met) if met.meaning == Meaning::Lost => None,
         Err(met) => return Err(failed(met).nothing_happened()),
     };

@@ -190,7 +190,8 @@ impl<'a> Joint<'a> {
     }
 
     /// The first statement of the three that are sent together: marks the transaction, and bounds how long it waits for the
-    /// record and how long it may be silent.
+    /// record and how long it may be silent. Its row has in column 4 the session's process id (`int4`), and in column 5 when the
+    /// transaction began, in microseconds since 1970 (`int8`): both name what may have to be cancelled.
     #[must_use]
     pub fn enter_sql(&self) -> String {
         let (wait, silence) = (LOCK_WAIT.as_millis(), self.held.policy().lease.max(SILENCE_MIN).as_millis());
@@ -198,7 +199,8 @@ impl<'a> Joint<'a> {
             "select set_config('taskonce.transaction', pg_current_xact_id()::text, true),
                     set_config('taskonce.lock_timeout', current_setting('lock_timeout'), true),
                     set_config('lock_timeout', '{wait}ms', true),
-                    set_config('idle_in_transaction_session_timeout', {}, true)",
+                    set_config('idle_in_transaction_session_timeout', {}, true),
+                    pg_backend_pid(), (date_part('epoch', now()) * 1000000)::bigint",
             at_most("current_setting('idle_in_transaction_session_timeout')", silence)
         )
     }

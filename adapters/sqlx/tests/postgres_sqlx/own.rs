@@ -1,6 +1,7 @@
 //! What is sqlx's own: transactions left open on a connection of the pool, connections that break, errors passed over.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use taskonce_core::ErrorKind;
 use taskonce_core::ledger::Admission;
@@ -10,7 +11,7 @@ use taskonce_sqlx::{CommitIn as _, CompleteIn as _, Joined, RunInTransaction as 
 use taskonce_testkit::PostgresProxy;
 use taskonce_worker::{Outcome, Run as _};
 
-use crate::place::{EFFECT, Place, policy, says, state, task};
+use crate::place::{EFFECT, Place, policy, says, state, task, until};
 
 /// As after a `begin()` that was cancelled: sqlx does not know of it, and hands the connection out.
 #[tokio::test]
@@ -192,6 +193,40 @@ async fn what_the_server_refuses_at_the_commit_is_a_failed_attempt_in_its_own_wo
         assert!(unresolved.error.to_string().contains("out of slips"), "{}", unresolved.error);
         assert_eq!(place.effects(&task.key), 0, "{code}");
     }
+}
+
+/// Its server went on with the statement, and held the record until that ended. The pool has no other connection to ask on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_dropped_ends_the_statement_that_its_server_is_at() {
+    let place = Place::new();
+    let (ledger, task, policy) = (place.ledger(), task("a"), policy());
+    let pool = place.pool_at(place.database.port(), 1, "").await;
+    let is_at_it = "select count(*) from pg_stat_activity
+        where query = 'select pg_sleep(30)' and state = 'active' and datname = current_database()";
+    let run = ledger.run_in_transaction(&pool, &task, &policy, |mut tx, context| {
+        Box::pin(async move {
+            sqlx::query(EFFECT).bind(context.key().as_str()).execute(&mut *tx).await?;
+            sqlx::query("select pg_sleep(30)").execute(&mut *tx).await?;
+            Ok(())
+        })
+    });
+    tokio::select! {
+        outcome = run => panic!("{outcome:?}"),
+        () = until("its server is at it", async || place.count(is_at_it) == 1) => {}
+    }
+    let start = Instant::now();
+    until("another runs it", async || {
+        let outcome = ledger.run_in_transaction(&pool, &task, &policy, |mut tx, context| {
+            Box::pin(async move {
+                sqlx::query(EFFECT).bind(context.key().as_str()).execute(&mut *tx).await?;
+                Ok(())
+            })
+        });
+        matches!(outcome.await.unwrap(), Outcome::Ran { .. })
+    })
+    .await;
+    assert!(start.elapsed() < Duration::from_secs(10), "long before it would have ended: {:?}", start.elapsed());
+    assert_eq!(place.effects(&task.key), 1);
 }
 
 /// A heartbeat came between what the transaction had seen and the step.

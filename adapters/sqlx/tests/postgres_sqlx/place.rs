@@ -1,6 +1,7 @@
 //! A database with the ledger's schema and a table of effects, and a pool of sqlx on it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgPool, Row as _};
@@ -20,6 +21,8 @@ use taskonce_worker::{Heart, SystemHost};
 pub(crate) const WORKER: &str = "taskonce_sqlx_payer";
 /// The schema of the tests; not the one by default.
 pub(crate) const SCHEMA: &str = "tasks_by_sqlx";
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The statement that is the effect of a task.
 pub(crate) const EFFECT: &str = "insert into effect (key) values ($1)";
 
@@ -90,6 +93,15 @@ pub(crate) fn policy() -> Policy {
 
 pub(crate) async fn state(ledger: &Ledger, task: &Task) -> State {
     ledger.show(&task.key).await.unwrap().unwrap().record.state
+}
+
+/// Waits for a condition that another process or thread brings about.
+pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so().await {
+        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// What a session says.
