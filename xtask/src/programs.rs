@@ -38,7 +38,7 @@ pub(crate) const SERVICES: &[Program] = &[
     Program {
         name: "faketime",
         package: "faketime",
-        needed_by: "tests of the fast check with a Redis whose clock stands still, and of the test servers",
+        needed_by: "tests with a Redis or a PostgreSQL whose clock stands still or jumps, and of the test servers",
         packages: &["taskonce-testkit"],
         test_prefix: "redis",
         place: || found("faketime"),

@@ -14,6 +14,15 @@ const LIBRARIES: &str = "/usr/lib";
 /// Names the library where it is elsewhere.
 pub const VARIABLE: &str = "TASKONCE_FAKETIME";
 
+/// Whose time a server goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// The machine's.
+    Machine,
+    /// The test's.
+    Test,
+}
+
 /// The library.
 ///
 /// # Errors
@@ -50,7 +59,12 @@ pub(crate) fn environment(folder: &Path) -> Result<Vec<OsString>> {
 
 /// The time goes on as everywhere.
 pub(crate) fn run(folder: &Path) -> Result<()> {
-    write(folder, "+0")
+    shift(folder, 0)
+}
+
+/// The time is so many seconds after the machine's, or before it, and goes on.
+pub(crate) fn shift(folder: &Path, seconds: i64) -> Result<()> {
+    write(folder, &format!("{seconds:+}"))
 }
 
 /// The time stands still.

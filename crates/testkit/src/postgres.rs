@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use crate::clock::{self, Clock};
 use crate::port;
 use crate::process::Running;
 use crate::program::Program;
@@ -39,6 +40,7 @@ pub struct PostgresServer {
     port: u16,
     args: Vec<String>,
     user: Option<(u32, u32)>,
+    clock: Clock,
     running: Option<Running>,
 }
 
@@ -66,6 +68,37 @@ impl PostgresServer {
         server.start_prepared()
     }
 
+    /// Starts a server whose clock the test may [freeze](PostgresServer::freeze_clock) and [move](PostgresServer::shift_clock), else as
+    /// [`start`](PostgresServer::start) does.
+    ///
+    /// # Errors
+    /// When there is no PostgreSQL or no `libfaketime` (the error says what to install), or it does not start.
+    pub fn start_with_clock(args: &[&str]) -> Result<PostgresServer> {
+        let mut server = PostgresServer::prepare(args)?;
+        server.initialise()?;
+        server.clock = Clock::Test;
+        clock::run(server.folder.path())?;
+        server.start_prepared()
+    }
+
+    /// From now on the time of day stands still for it.
+    ///
+    /// # Errors
+    /// When it was not started [with a clock](PostgresServer::start_with_clock) of the test's.
+    pub fn freeze_clock(&self) -> Result<()> {
+        ensure!(self.clock == Clock::Test, "the server goes by the machine's clock");
+        clock::freeze(self.folder.path())
+    }
+
+    /// From now on its time of day is so many seconds after the machine's, or before it, and goes on.
+    ///
+    /// # Errors
+    /// When it was not started [with a clock](PostgresServer::start_with_clock) of the test's.
+    pub fn shift_clock(&self, seconds: i64) -> Result<()> {
+        ensure!(self.clock == Clock::Test, "the server goes by the machine's clock");
+        clock::shift(self.folder.path(), seconds)
+    }
+
     /// A server whose folder and port are chosen, and that does not run yet.
     ///
     /// # Errors
@@ -77,7 +110,7 @@ impl PostgresServer {
             chown(folder.path(), Some(uid), Some(gid))?;
         }
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        Ok(PostgresServer { folder, port: port::free()?, args, user, running: None })
+        Ok(PostgresServer { folder, port: port::free()?, args, user, clock: Clock::Machine, running: None })
     }
 
     /// Makes its data folder, as a copy where [`DATA_VARIABLE`] names one.
@@ -261,10 +294,23 @@ impl PostgresServer {
         command
     }
 
+    /// The server itself, which goes by its clock.
+    fn server(&self) -> Result<Command> {
+        match self.clock {
+            Clock::Machine => self.command("postgres"),
+            // `env` becomes the server, and so its process.
+            Clock::Test => {
+                let mut command = self.as_its_user(Command::new("env"));
+                command.args(clock::environment(self.folder.path())?).arg(beside("postgres")?);
+                Ok(command)
+            }
+        }
+    }
+
     fn launch(&mut self) -> Result<()> {
         let start = Instant::now();
         loop {
-            let mut command = self.command("postgres")?;
+            let mut command = self.server()?;
             command.arg("-D").arg(self.data()).arg("-k").arg(self.folder.path()).args(["-p", &self.port.to_string()]);
             command.args(["-c", "listen_addresses=127.0.0.1"]);
             let folder = self.folder.path().to_str().context("a temporary folder that is not UTF-8")?;
@@ -428,6 +474,25 @@ mod tests {
         for other in [two, server()] {
             assert_eq!(other.psql(SUPERUSER, "select to_regclass('a') is null").unwrap(), "t");
         }
+    }
+
+    #[test]
+    fn a_clock_of_the_test_stands_still_and_jumps() {
+        let server = PostgresServer::start_with_clock(&["-c", "fsync=off"]).unwrap();
+        let time = || -> f64 {
+            let said = server.psql(SUPERUSER, "select extract(epoch from clock_timestamp())").unwrap();
+            said.parse().unwrap()
+        };
+        let before = time();
+        assert!(time() > before, "it goes on");
+        for seconds in [3600, -3600, 0] {
+            server.shift_clock(seconds).unwrap();
+            let off = time() - before - seconds as f64;
+            assert!((0.0..600.0).contains(&off), "{seconds} s: {off}");
+        }
+        server.freeze_clock().unwrap();
+        let frozen = time();
+        assert_eq!([time(), time()], [frozen, frozen]);
     }
 
     #[test]

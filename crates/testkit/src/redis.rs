@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::clock;
+use crate::clock::{self, Clock};
 use crate::port;
 use crate::process::Running;
 use crate::program::{Program, parse_version};
@@ -30,15 +30,6 @@ pub struct RedisServer {
     clock: Clock,
     running: Option<Running>,
     stopped: AtomicBool,
-}
-
-/// Whose time a server goes by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Clock {
-    /// The machine's.
-    Machine,
-    /// The test's.
-    Test,
 }
 
 /// What a server is started for.

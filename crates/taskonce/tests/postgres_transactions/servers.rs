@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use taskonce::postgres::RunInTransaction as _;
 use taskonce::postgres::tokio_postgres::{self, Client, NoTls};
-use taskonce::{ErrorKind, Ledger, Outcome, Policy, Settlement, State};
+use taskonce::postgres::{CommitIn as _, CompleteIn as _, RunInTransaction as _};
+use taskonce::{Admission, ErrorKind, Ledger, Outcome, Output, Policy, Settlement, State, Task};
 use taskonce_testkit::PostgresServer;
 
 use crate::place::{EFFECT, PATIENCE, Place, WORKER, connect, policy, task};
@@ -27,17 +27,42 @@ async fn try_connect(url: &str) -> Result<Client, tokio_postgres::Error> {
     Ok(client)
 }
 
+/// In which order the deliveries come, of which each of so many tasks has two.
+#[derive(Clone, Copy)]
+enum Copies {
+    /// Behind the first ones of all.
+    Later(usize),
+    /// Right behind the first.
+    Together(usize),
+}
+
+impl Copies {
+    fn tasks(self) -> usize {
+        match self {
+            Copies::Later(tasks) | Copies::Together(tasks) => tasks,
+        }
+    }
+
+    /// The task of this delivery.
+    fn task(self, number: usize) -> Task {
+        match self {
+            Copies::Later(tasks) => task(&format!("t-{}", number % tasks)),
+            Copies::Together(_) => task(&format!("t-{}", number / 2)),
+        }
+    }
+}
+
 /// Delivers each task until it is acknowledged, and a copy of each.
-async fn consume(place: Place, next: Arc<AtomicUsize>) {
+async fn consume(place: Place, next: Arc<AtomicUsize>, copies: Copies) {
     let ledger = taskonce::open(&place.url_with("timeout=1s")).unwrap();
     let policy = Policy { lease: Duration::from_secs(2), attempts_max: 1000, crashes_max: 1000, ..policy() };
     let url = place.client_url();
     loop {
         let number = next.fetch_add(1, Ordering::SeqCst);
-        if number >= 2 * TASKS {
+        if number >= 2 * copies.tasks() {
             return;
         }
-        let task = task(&format!("t-{}", number % TASKS));
+        let task = copies.task(number);
         let start = Instant::now();
         loop {
             assert!(start.elapsed() < 2 * PATIENCE, "{} is not acknowledged", task.key);
@@ -85,7 +110,7 @@ async fn under_load(failure: Failure) {
     let next = Arc::new(AtomicUsize::new(0));
     let mut consumers = tokio::task::JoinSet::new();
     for _ in 0..CONSUMERS {
-        consumers.spawn(consume(place.clone(), Arc::clone(&next)));
+        consumers.spawn(consume(place.clone(), Arc::clone(&next), Copies::Later(TASKS)));
     }
     let is_over = Arc::new(AtomicBool::new(false));
     let (stop, progress) = (Arc::clone(&is_over), Arc::clone(&next));
@@ -110,12 +135,85 @@ async fn under_load(failure: Failure) {
     is_over.store(true, Ordering::SeqCst);
     let (_server, failures, _progress) = failing.await.unwrap();
     assert!(failures > 0, "it failed meanwhile");
+    each_task_took_effect_once(&place, TASKS).await;
+}
+
+async fn each_task_took_effect_once(place: &Place, tasks: usize) {
     let sql = "select count(*), count(distinct key) from effect";
     let row = &place.beside(sql, &[]).await[0];
-    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (TASKS as i64, TASKS as i64), "each once");
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (tasks as i64, tasks as i64), "each once");
     let done: i64 = place.beside("select count(*) from {schema}.task where state = 3", &[]).await[0].get(0);
     let counted: i64 = place.beside("select sum(n) from counter", &[]).await[0].get(0);
-    assert_eq!((done, counted), (TASKS as i64, TASKS as i64));
+    assert_eq!((done, counted), (tasks as i64, tasks as i64));
+}
+
+/// What the server's clock does, one after the other, in seconds beside the machine's; `None` stands still.
+const CLOCK: [Option<i64>; 6] = [Some(3600), Some(0), None, Some(-3600), Some(0), Some(3600)];
+/// How long it does each: shorter than a lease, so that claims live through several.
+const CLOCK_STAYS: Duration = Duration::from_millis(60);
+/// The tasks that are delivered meanwhile.
+const CLOCK_TASKS: usize = 100;
+
+/// Leases pass at once, or not at all; who is succeeded while it holds its claim cannot commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_clock_jumps_and_stands_still_neither_doubles_nor_loses_an_effect() {
+    let server = PostgresServer::start_with_clock(&["-c", "fsync=off"]).unwrap();
+    let place = Place::of(server.database().unwrap());
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut consumers = tokio::task::JoinSet::new();
+    for _ in 0..CONSUMERS {
+        consumers.spawn(consume(place.clone(), Arc::clone(&next), Copies::Together(CLOCK_TASKS)));
+    }
+    let (is_over, mut changes) = (AtomicBool::new(false), 0);
+    let working = async {
+        while let Some(consumer) = consumers.join_next().await {
+            consumer.unwrap();
+        }
+        is_over.store(true, Ordering::SeqCst);
+    };
+    let changing = async {
+        while !is_over.load(Ordering::SeqCst) {
+            match CLOCK[changes % CLOCK.len()] {
+                Some(seconds) => server.shift_clock(seconds).unwrap(),
+                None => server.freeze_clock().unwrap(),
+            }
+            changes += 1;
+            tokio::time::sleep(CLOCK_STAYS).await; // sleeps: work goes on by that time
+        }
+    };
+    tokio::join!(working, changing);
+    assert!(changes > CLOCK.len(), "it did all of them: {changes}");
+    each_task_took_effect_once(&place, CLOCK_TASKS).await;
+}
+
+/// The hour in which a worker was busy never was: another takes the task over, and the first one cannot commit. Who holds the
+/// record in its transaction, though, is not succeeded whatever the clock says.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_jump_of_the_servers_clock_frees_a_claim_but_no_record_that_a_transaction_holds() {
+    let server = PostgresServer::start_with_clock(&["-c", "fsync=off"]).unwrap();
+    let place = Place::of(server.database().unwrap());
+    let (ledger, other, mut client) = (place.ledger(), place.ledger(), place.client().await);
+    let policy = Policy { crashes_max: 10, ..policy() };
+    for (id, seconds) in [("forward", 3600), ("back", -3600)] {
+        server.shift_clock(0).unwrap();
+        let task = task(id);
+        let Admission::Run(claim) = ledger.claim(&task, &policy).await.unwrap() else { panic!("it is free") };
+        server.shift_clock(seconds).unwrap();
+        let Admission::Run(second) = other.claim(&task, &policy).await.unwrap() else { panic!("its lease has passed") };
+        let tx = client.transaction().await.unwrap();
+        assert_eq!(claim.lock_in(&tx).await.unwrap_err().kind(), ErrorKind::ClaimLost);
+        tx.rollback().await.unwrap();
+        let tx = client.transaction().await.unwrap();
+        second.lock_in(&tx).await.unwrap();
+        tx.execute(EFFECT, &[&task.key.as_str()]).await.unwrap();
+        server.shift_clock(2 * seconds).unwrap();
+        let third = ledger.claim(&task, &policy).await.unwrap();
+        assert!(matches!(third, Admission::Busy(_)), "{third:?}");
+        second.complete_in(&tx, Output::Nothing).await.unwrap().commit_in(tx).await.unwrap();
+        let after = other.claim(&task, &policy).await.unwrap();
+        assert!(matches!(after, Admission::Replay(_)), "{after:?}");
+        assert_eq!(place.effects(&task.key).await, 1, "{id}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
