@@ -6,7 +6,7 @@ use taskonce_postgres::PostgresStore;
 use taskonce_testkit::{PostgresServer, port, shared};
 
 use crate::common::{Place, SCHEMA};
-use crate::support::{claim_error, key, running};
+use crate::support::{claim, claim_error, key, load, running};
 
 fn open(url: &str) -> PostgresStore {
     PostgresStore::from_url(url).unwrap()
@@ -147,20 +147,30 @@ async fn a_server_that_says_nothing_hides_no_other() {
     crate::support::claim(&open(&url), &key("a"), &running(1)).await;
 }
 
+/// The server's own words when the system has no room for it: the table's file is `/dev/full` for a while, to which every write
+/// fails so.
 #[tokio::test]
-async fn a_disk_that_is_full() {
-    let place = Place::direct().await;
-    // A server raises this itself when it cannot extend a file.
-    let function = "create function {schema}.no_room() returns trigger language plpgsql as $$ begin
-        raise exception 'could not extend file: No space left on device' using errcode = 'disk_full'; end $$";
-    place.beside(function, &[]).await;
-    place
-        .beside("create trigger no_room before insert on {schema}.task execute function {schema}.no_room()", &[])
-        .await;
-    let error = claim_error(&place.store(), "a").await;
+async fn a_disk_that_is_full_is_told_and_what_was_there_is_kept() {
+    let mut server = PostgresServer::start(&["-c", "fsync=off"]).unwrap();
+    let place = Place::of(server.database().unwrap()).await;
+    let store = place.store();
+    let held = claim(&store, &key("a"), &running(1)).await;
+    let file = place.database.psql(&format!("select pg_relation_filepath('\"{SCHEMA}\".task')")).unwrap();
+    let file = server.folder().join("data").join(file);
+    let aside = file.with_extension("aside");
+    server.shut_down().unwrap();
+    std::fs::rename(&file, &aside).unwrap();
+    std::os::unix::fs::symlink("/dev/full", &file).unwrap();
+    server.restart().unwrap();
+    let error = claim_error(&place.store(), "b").await;
     assert_eq!(error.kind(), ErrorKind::Full, "{error:?}");
-    assert!(error.to_string().contains("disk is full") && !error.hint().is_empty(), "{error:?}");
-    assert_eq!(place.store().load(&key("a")).await.unwrap(), None);
+    assert!(error.to_string().contains("No space left on device") && !error.hint().is_empty(), "{error:?}");
+    server.shut_down().unwrap();
+    std::fs::rename(&aside, &file).unwrap();
+    server.restart().unwrap();
+    let store = place.store();
+    assert_eq!(*load(&store, &key("a")).await.record, held);
+    claim(&store, &key("b"), &running(2)).await;
 }
 
 #[test]
