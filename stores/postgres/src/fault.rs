@@ -69,6 +69,13 @@ impl Fault {
         .hint("raise `connections` in the store's URL, or find what keeps the server slow")
     }
 
+    /// A transaction holds the record of a write that was sent twice: maybe the first sending's own.
+    pub(crate) fn held_by_whom() -> Fault {
+        let what =
+            "the connection was cut, and a transaction holds the record: whether the write took effect is unknown";
+        Fault::new(ErrorKind::Locked, what).hint("ask again: what was stored is recognised")
+    }
+
     /// The schema is not there.
     pub(crate) fn no_schema(schema: &str) -> Fault {
         Fault::new(ErrorKind::NoSchema, format!("the database has no schema `{schema}` of taskonce"))

@@ -30,6 +30,15 @@ pub(crate) struct Pool {
     idle: Mutex<Vec<Connection>>,
 }
 
+/// How often a statement may have reached the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// Once at most.
+    Once,
+    /// Again after its connection was cut: the server may still be at the first sending, or have ended it.
+    Again,
+}
+
 /// A connection on loan. It goes back when this is dropped, unless it is of no use any more.
 pub(crate) struct Lent<'pool> {
     pool: &'pool Pool,
@@ -52,6 +61,17 @@ impl Pool {
     /// The rows of a statement. It must be one that may be sent again.
     pub(crate) async fn ask(
         &self,
+        verb: Verb,
+        parameters: &[&(dyn ToSql + Sync)],
+        deadline: Instant,
+    ) -> Result<Vec<Row>, Fault> {
+        self.ask_noting(&mut Sent::Once, verb, parameters, deadline).await
+    }
+
+    /// The same, and notes when it was sent again: what the answer says may then be the first sending's doing.
+    pub(crate) async fn ask_noting(
+        &self,
+        sent: &mut Sent,
         verb: Verb,
         parameters: &[&(dyn ToSql + Sync)],
         deadline: Instant,
@@ -88,6 +108,9 @@ impl Pool {
             };
             if !may_try_again || tries >= TRIES_MAX || Instant::now() >= deadline {
                 return Err(fault);
+            }
+            if fault.cause == Cause::Broken {
+                *sent = Sent::Again;
             }
         }
     }

@@ -22,7 +22,7 @@ use crate::examine;
 use crate::fault::{Cause, Fault};
 use crate::known::Known;
 use crate::lines::{Desks, End, NewClaim, Renewal};
-use crate::pool::Pool;
+use crate::pool::{Pool, Sent};
 use crate::process::Process;
 use crate::row::{self, Line};
 use crate::scan;
@@ -165,35 +165,47 @@ impl Inner {
         write: &Write<'_>,
         deadline: Instant,
     ) -> Result<Swap> {
-        let (patience, mut pause) = (Instant::now() + self.settings.lock_timeout, PAUSE_MIN);
-        let mut rounds = 0;
+        let (lock_ends, mut pause) = (Instant::now() + self.settings.lock_timeout, PAUSE_MIN);
+        let (mut rounds, mut sent) = (0, Sent::Once);
         while rounds < ROUNDS_MAX {
-            let asked = write.ask(here, key, expected, deadline).await;
-            let rows = match asked {
-                Ok(rows) => rows,
-                Err(fault) if fault.cause == Cause::Locked => {
+            let held = match write.ask(here, &mut sent, key, expected, deadline).await {
+                Ok(rows) => {
+                    let judged = if rows.is_empty() && write.looks_after(expected) {
+                        judge_found(expected, write.token(), self.load(here, key, deadline).await?)
+                    } else {
+                        judge(key, expected, write.token(), &rows)?
+                    };
+                    match judged {
+                        Judged::Swap(swap) => return Ok(swap),
+                        // A transaction holds it, and it was passed over.
+                        Judged::Unclear(Some(found)) if write.passes_over(expected) => Some(found),
+                        // Who came in between committed after this statement began to look, or rolled back.
+                        Judged::Unclear(_) => {
+                            rounds += 1;
+                            continue;
+                        }
+                    }
+                }
+                Err(fault) if fault.cause == Cause::Locked && sent == Sent::Once => {
                     return Ok(judge_locked(expected, write.token(), self.load(here, key, deadline).await?));
                 }
+                Err(fault) if fault.cause == Cause::Locked => None,
                 Err(fault) => return Err(self.error(fault)),
             };
-            let judged = if rows.is_empty() && write.looks_after(expected) {
-                judge_found(expected, write.token(), self.load(here, key, deadline).await?)
-            } else {
-                judge(key, expected, write.token(), &rows)?
+            // What holds it may be the first sending of this very write, whose connection was cut: it may be stored any moment.
+            let patience = match sent {
+                Sent::Once => lock_ends,
+                Sent::Again => deadline,
             };
-            match judged {
-                Judged::Swap(swap) => return Ok(swap),
-                // A transaction holds it, and it was passed over. It is waited for without a connection.
-                Judged::Unclear(Some(found)) if write.passes_over(expected) => {
-                    if Instant::now() >= patience {
-                        return Ok(Swap::Locked(Some(found)));
-                    }
-                    sleep_until(patience.min(Instant::now() + pause)).await;
-                    pause = (pause * 2).min(PAUSE_MAX);
-                }
-                // Who came in between committed after this statement began to look, or rolled back.
-                Judged::Unclear(_) => rounds += 1,
+            if Instant::now() >= patience {
+                return match (sent, held) {
+                    (Sent::Once, held) => Ok(Swap::Locked(held)),
+                    (Sent::Again, _) => Err(self.error(Fault::held_by_whom())),
+                };
             }
+            // It is waited for without a connection.
+            sleep_until(patience.min(Instant::now() + pause)).await;
+            pause = (pause * 2).min(PAUSE_MAX);
         }
         Err(self.error(Fault::new(ErrorKind::Locked, "other transactions came in between each time")))
     }
@@ -301,11 +313,18 @@ impl<'a> Write<'a> {
         }
     }
 
-    async fn ask(&self, here: &Here, key: &Key, expected: Option<Token>, deadline: Instant) -> Result<Vec<Row>, Fault> {
+    async fn ask(
+        &self,
+        here: &Here,
+        sent: &mut Sent,
+        key: &Key,
+        expected: Option<Token>,
+        deadline: Instant,
+    ) -> Result<Vec<Row>, Fault> {
         let expected_id = expected.map(|token| Uuid::from_bytes(token.0));
         let key = key.as_str();
         let (verb, line) = match self {
-            Write::Erase => return here.pool.ask(Verb::Erase, &[&key, &expected_id], deadline).await,
+            Write::Erase => return here.pool.ask_noting(sent, Verb::Erase, &[&key, &expected_id], deadline).await,
             Write::Keep(line) if expected.is_none() => (Verb::InsertKeep, line),
             Write::Keep(line) => (Verb::ReplaceKeep, line),
             Write::Claim(line) if expected.is_none() => (Verb::InsertClaim, line),
@@ -329,7 +348,7 @@ impl<'a> Write<'a> {
             &line.output,
             &line.body,
         ];
-        here.pool.ask(verb, &parameters, deadline).await
+        here.pool.ask_noting(sent, verb, &parameters, deadline).await
     }
 }
 

@@ -3,12 +3,15 @@
 use std::time::{Duration, Instant};
 
 use taskonce_core::ErrorKind;
-use taskonce_core::record::State;
+use taskonce_core::key::Key;
+use taskonce_core::record::{Fence, Record, State};
 use taskonce_core::store::{Expected, Next, Store, Swap};
-use taskonce_testkit::PostgresServer;
+use taskonce_postgres::PostgresStore;
+use taskonce_testkit::{PostgresProxy, PostgresServer};
+use tokio::task::JoinHandle;
 
-use crate::common::Place;
-use crate::support::{claim, claim_error, key, load, next, running, until_claimed};
+use crate::common::{Place, WORKER};
+use crate::support::{PATIENCE, claim, claim_error, key, load, next, running, until_claimed};
 
 #[tokio::test]
 async fn a_server_that_was_restarted_is_used_again_without_an_error() {
@@ -120,4 +123,89 @@ async fn a_pool_that_is_exhausted_says_so_by_its_name() {
     assert!(error.to_string().contains("all 1 connections") && error.hint().contains("`connections`"), "{error:?}");
     let _its_time_is_up = stuck.await;
     store.load(&b).await.unwrap();
+}
+
+/// Longer than a record's lock is waited for in the tests below.
+const LOCK_WAIT: Duration = Duration::from_millis(100);
+
+/// A claim by takeover, whose connection is cut while its commit waits for a standby that is away, so that it is sent again.
+struct CutOff {
+    place: Place,
+    store: PostgresStore,
+    takeover: Record,
+    fence_before: Fence,
+    /// The session that is at the first sending.
+    first: i32,
+    call: JoinHandle<taskonce_core::Result<Swap>>,
+    _proxy: PostgresProxy,
+    _server: PostgresServer,
+}
+
+impl CutOff {
+    fn key() -> Key {
+        key("a")
+    }
+
+    /// With this `timeout` of the store.
+    async fn begin(timeout: &str) -> CutOff {
+        let arguments = ["fsync=off", "synchronous_commit=local", "synchronous_standby_names=nobody"];
+        let server = PostgresServer::start(&arguments.map(|setting| ["-c", setting]).concat()).unwrap();
+        let place = Place::of(server.database().unwrap()).await;
+        let held = claim(&place.store(), &CutOff::key(), &running(1)).await;
+        place.database.psql(&format!("alter role {WORKER} set synchronous_commit = 'on'")).unwrap();
+        let proxy = PostgresProxy::start(server.port()).unwrap();
+        let url = place.url_with(&format!("timeout={timeout}&lock_timeout={}ms", LOCK_WAIT.as_millis()));
+        let url = url.replace(&format!(":{}/", server.port()), &format!(":{}/", proxy.port()));
+        let store = PostgresStore::from_url(&url).unwrap();
+        // One that was made for the call would not be replaced.
+        load(&store, &CutOff::key()).await;
+        let takeover = running(2);
+        let fence_before = held.fence;
+        let call = {
+            let (store, takeover) = (store.clone(), takeover.clone());
+            tokio::spawn(
+                async move { store.swap(&CutOff::key(), Expected::Record(&held), Next::Claim(&takeover)).await },
+            )
+        };
+        let waits = "select pid from pg_stat_activity where wait_event = 'SyncRep'";
+        let start = Instant::now();
+        let first = loop {
+            if let Some(row) = place.beside(waits, &[]).await.first() {
+                break row.get(0);
+            }
+            assert!(start.elapsed() < PATIENCE && !call.is_finished(), "its commit waits for the standby");
+        };
+        proxy.cut();
+        CutOff { place, store, takeover, fence_before, first, call, _proxy: proxy, _server: server }
+    }
+
+    /// The first sending's commit waits no longer, and is seen.
+    async fn commit_without_standby(&self) {
+        self.place.beside("select pg_cancel_backend($1)", &[&self.first]).await;
+    }
+}
+
+/// It met the lock of its own first sending and was told that the task is busy. The claim, which was stored a moment later,
+/// was nobody's until its lease had passed.
+#[tokio::test]
+async fn a_takeover_that_is_sent_again_waits_for_its_own_first_sending() {
+    let cut_off = CutOff::begin("20s").await;
+    // sleeps: a record that another holds is waited for no longer than this
+    tokio::time::sleep(LOCK_WAIT * 5).await;
+    assert!(!cut_off.call.is_finished(), "who holds the record is not known");
+    cut_off.commit_without_standby().await;
+    let swap = cut_off.call.await.unwrap().unwrap();
+    assert!(matches!(swap, Swap::Stored(fence) if fence > cut_off.fence_before), "{swap:?}");
+}
+
+#[tokio::test]
+async fn a_takeover_that_is_sent_again_and_still_locked_is_an_error_since_it_may_be_stored() {
+    let mut cut_off = CutOff::begin("2s").await;
+    let error = (&mut cut_off.call).await.unwrap().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Locked | ErrorKind::TimedOut), "{error:?}");
+    cut_off.commit_without_standby().await;
+    let start = Instant::now();
+    while load(&cut_off.store, &CutOff::key()).await.record.claim != cut_off.takeover.claim {
+        assert!(start.elapsed() < PATIENCE, "the first sending is stored after all");
+    }
 }
