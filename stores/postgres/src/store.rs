@@ -33,10 +33,13 @@ use crate::url::Settings;
 const ROUNDS_MAX: usize = 8;
 /// How many swaps are under way each by itself before the next ones gather: about as many as a small server works on at once.
 const ALONE_MAX: usize = 2;
-/// The shortest and the longest pause between two looks at a record that a transaction holds: about a statement's time, and
-/// so long that looking costs little.
+/// The shortest pause between two looks at a record that a transaction holds: about a statement's time. It doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
+/// The longest, where the whole wait is short: looking costs little then.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// The most looks of one call whose pauses are the longest ones; where the wait is long, so are they. Before these the pause
+/// doubles, so that a call looks some 30 times at most, however long it waits.
+const LONGEST_PAUSES_MAX: u32 = 20;
 
 /// A store in a PostgreSQL database. Clones share its connections.
 #[derive(Clone)]
@@ -165,7 +168,7 @@ impl Inner {
         write: &Write<'_>,
         deadline: Instant,
     ) -> Result<Swap> {
-        let (lock_ends, mut pause) = (Instant::now() + self.settings.lock_timeout, PAUSE_MIN);
+        let (began, mut pause) = (Instant::now(), PAUSE_MIN);
         let (mut rounds, mut sent) = (0, Sent::Once);
         while rounds < ROUNDS_MAX {
             let held = match write.ask(here, &mut sent, key, expected, deadline).await {
@@ -194,7 +197,7 @@ impl Inner {
             };
             // What holds it may be the first sending of this very write, whose connection was cut: it may be stored any moment.
             let patience = match sent {
-                Sent::Once => lock_ends,
+                Sent::Once => began + self.settings.lock_timeout,
                 Sent::Again => deadline,
             };
             if Instant::now() >= patience {
@@ -205,7 +208,7 @@ impl Inner {
             }
             // It is waited for without a connection.
             sleep_until(patience.min(Instant::now() + pause)).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+            pause = longer(pause, patience.saturating_duration_since(began));
         }
         Err(self.error(Fault::new(ErrorKind::Locked, "other transactions came in between each time")))
     }
@@ -227,6 +230,11 @@ impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// The pause after this one, in a wait of so long.
+fn longer(pause: Duration, wait: Duration) -> Duration {
+    (pause * 2).min(PAUSE_MAX.max(wait / LONGEST_PAUSES_MAX))
 }
 
 /// What one sending of a swap came to.
@@ -470,6 +478,21 @@ mod tests {
     use taskonce_core::record::Age;
 
     use super::*;
+
+    /// A takeover looked every 100 ms, 600 times a minute.
+    #[test]
+    fn a_wait_looks_seldom_however_long_it_is() {
+        for (wait, looks_max) in [(50, 6), (500, 12), (2_000, 28), (15_000, 30), (59_000, 32)] {
+            let wait = Duration::from_millis(wait);
+            let (mut waited, mut pause, mut looks) = (Duration::ZERO, PAUSE_MIN, 1);
+            while waited < wait {
+                waited += pause;
+                pause = longer(pause, wait);
+                looks += 1;
+            }
+            assert!((looks_max / 2..=looks_max).contains(&looks), "{looks} looks in {wait:?}");
+        }
+    }
 
     /// It was told as Locked with what the transaction had just committed: a done task counted as busy.
     #[test]
