@@ -8,6 +8,7 @@ use taskonce_core::{Error, ErrorKind, Result};
 use crate::open::Migration;
 
 /// The name of the table.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 const TABLE: &str = "taskonce_step";
 /// The version of the table in SQLite, where it has had one form only.
 #[cfg(feature = "sqlite")]
