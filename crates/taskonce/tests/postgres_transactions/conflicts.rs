@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use taskonce::postgres::{CommitIn as _, CompleteIn as _, RunInTransaction as _, StepIn as _, Stop};
 use taskonce::{Admission, Effect, ErrorKind, Failure, FailureClass, Outcome, Output, Policy, Run as _, State};
 use tokio::sync::Barrier;
 
-use crate::place::{EFFECT, Place, found, policy, state, task};
+use crate::place::{EFFECT, PATIENCE, Place, found, policy, state, task};
 
 const ADD: &str = "update counter set n = n + 1 where id = $1";
 
@@ -309,10 +309,21 @@ async fn what_the_server_refuses_at_the_commit_is_a_failed_attempt_in_its_own_wo
         claim.lock_in(&tx).await.unwrap();
         tx.execute("insert into slip values ($1)", &[&code]).await.unwrap();
         let completion = claim.complete_in(&tx, Output::Nothing).await.unwrap();
-        let unresolved = completion.commit_in(tx).await.unwrap_err();
+        let mut unresolved = completion.commit_in(tx).await.unwrap_err();
         assert_eq!(unresolved.error.kind(), ErrorKind::RolledBack, "{:?}", unresolved.error);
         assert!(unresolved.error.to_string().contains("out of slips"), "{}", unresolved.error);
-        let (joined, claim) = unresolved.completion.find_out().await.unwrap();
+        let start = Instant::now();
+        let (joined, claim) = loop {
+            match unresolved.completion.find_out().await {
+                Ok(found) => break found,
+                // The server says no, and lets go of the record a moment later.
+                Err(again) => {
+                    assert_eq!(again.error.kind(), ErrorKind::Locked, "{:?}", again.error);
+                    assert!(start.elapsed() < PATIENCE, "the record is let go");
+                    unresolved = again;
+                }
+            }
+        };
         assert_eq!(joined, taskonce::postgres::Joined::RolledBack, "{code}");
         assert!(matches!(claim.fail(Failure::permanent("no slip")).await, Ok(_settled)));
         assert_eq!(state(&ledger, &task).await, State::Dead, "{code}");
