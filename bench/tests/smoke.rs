@@ -27,7 +27,7 @@ fn a_quick_run_prints_every_figure() {
         ("cluster-fresh", 2),
         ("failover", 4),
         ("postgres-fresh", 2),
-        ("postgres-duplicate", 2),
+        ("postgres-duplicate", 3),
         ("postgres-transaction", 1),
         ("postgres-heartbeats", 1),
         ("front-reads", 3),

@@ -10,7 +10,7 @@
 //!   jumps ahead, what is deferred or in flight comes too early by as much; the ledger then says busy or waiting.
 //! * **In order.** By priority, then by the order of sending, which what comes again keeps. Handlers are served in turn.
 //! * **Bounded.** What is acknowledged is deleted, and its room used again. The file shrinks by a `VACUUM` only.
-//! * **Soon.** A receive that waits is woken at once by its own process, and looks every [`WAKE_MAX`] for what others sent.
+//! * **Soon.** A receive that waits is woken at once by a send through the same handle, and looks every [`WAKE_MAX`] for what others sent.
 //!
 //! What a receive was given and nobody took, because its future was dropped, is given back at once.
 //!

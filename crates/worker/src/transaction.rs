@@ -71,7 +71,8 @@ fn check_effect(task: &Task, policy: &Policy) -> Result<()> {
         )
         .about(format!("task `{}`", task.key))
         .with_hint(
-            "say `transactional`; what the handler calls outside of the transaction belongs into a task or a step of its own,              run by `run`",
+            "say `transactional`; what the handler calls outside of the transaction belongs into a task or a step of its own, \
+             run by `run`",
         )),
     }
 }

@@ -9,9 +9,11 @@ use taskonce_core::error::{Error, ErrorKind, Result};
 use taskonce_core::key::Key;
 use taskonce_core::store::Swap;
 use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
 
 use crate::fault::{Cause, Fault};
+use crate::pool::Sent;
 use crate::process::lock;
 use crate::store::{Here, Inner};
 
@@ -31,11 +33,23 @@ pub(crate) trait Line: Send + Sized + 'static {
     /// How many bytes it carries.
     fn bytes(&self) -> usize;
 
-    /// The rows of the statement for these: the first column is the key.
-    fn ask(here: &Here, batch: &BTreeMap<Key, Self>) -> impl Future<Output = Result<Vec<Row>, Fault>> + Send;
+    /// The rows of the statement for these: the first column is the key. Notes when it was sent again.
+    fn ask(
+        here: &Here,
+        batch: &BTreeMap<Key, Self>,
+        sent: &mut Sent,
+    ) -> impl Future<Output = Result<Vec<Row>, Fault>> + Send;
 
     /// What the row of its key says. `None`: it is to be asked alone.
     fn judge(&self, key: &Key, row: &Row) -> Result<Option<Swap>>;
+}
+
+/// What a call that waited with others came to.
+pub(crate) enum Asked {
+    /// This.
+    Answered(Swap),
+    /// Nothing can be said of it: it is to be asked alone, having been sent so often.
+    Alone(Sent),
 }
 
 /// The calls of one process and runtime that wait.
@@ -53,7 +67,7 @@ struct Queue<L> {
 struct Waiting<L> {
     key: Key,
     line: L,
-    reply: oneshot::Sender<Result<Option<Swap>>>,
+    reply: oneshot::Sender<Result<Asked>>,
 }
 
 impl<L> Default for Desk<L> {
@@ -62,8 +76,14 @@ impl<L> Default for Desk<L> {
     }
 }
 
-/// Asks for one line, together with those that wait at the same time. `None`: it is to be asked alone.
-pub(crate) async fn ask<L: Line>(inner: &Arc<Inner>, here: &Arc<Here>, key: &Key, line: L) -> Result<Option<Swap>> {
+/// Asks for one line, together with those that wait at the same time.
+pub(crate) async fn ask<L: Line>(
+    inner: &Arc<Inner>,
+    here: &Arc<Here>,
+    key: &Key,
+    line: L,
+    deadline: Instant,
+) -> Result<Asked> {
     let (reply, answer) = oneshot::channel();
     let is_first = {
         let mut queue = lock(&L::desk(here).queue);
@@ -79,7 +99,7 @@ pub(crate) async fn ask<L: Line>(inner: &Arc<Inner>, here: &Arc<Here>, key: &Key
         let (inner, here) = (Arc::clone(inner), Arc::clone(here));
         tokio::spawn(async move { send_all::<L>(&inner, &here).await });
     }
-    let late = tokio::time::timeout(inner.settings.timeout, answer).await;
+    let late = timeout_at(deadline, answer).await;
     match late {
         Ok(Ok(answer)) => answer,
         Ok(Err(_)) => Err(inner.error(Fault::new(ErrorKind::Unreachable, "the runtime that asked has ended"))),
@@ -112,7 +132,6 @@ impl<L: Line> Turn<'_, L> {
     fn take(&mut self) -> BTreeMap<Key, Waiting<L>> {
         let mut queue = lock(&self.desk.queue);
         let mut batch = BTreeMap::new();
-        let mut later = VecDeque::new();
         let mut bytes = 0;
         while batch.len() < BATCH_MAX
             && let Some(waiting) =
@@ -121,16 +140,13 @@ impl<L: Line> Turn<'_, L> {
             if waiting.reply.is_closed() {
                 continue;
             }
-            // One statement changes a key once.
+            // One statement changes a key once, and those of one key must not wait for each other.
             if batch.contains_key(&waiting.key) {
-                later.push_back(waiting);
+                let _ = waiting.reply.send(Ok(Asked::Alone(Sent::Once)));
             } else {
                 bytes += waiting.line.bytes();
                 batch.insert(waiting.key.clone(), waiting);
             }
-        }
-        while let Some(waiting) = later.pop_back() {
-            queue.waiting.push_front(waiting);
         }
         if batch.is_empty() {
             queue.is_sending = false;
@@ -158,9 +174,10 @@ async fn send<L: Line>(inner: &Inner, here: &Here, batch: BTreeMap<Key, Waiting<
         replies.insert(key.clone(), waiting.reply);
         lines.insert(key, waiting.line);
     }
-    let rows = match L::ask(here, &lines).await {
+    let mut sent = Sent::Once;
+    let rows = match L::ask(here, &lines, &mut sent).await {
         Ok(rows) => rows,
-        // One of them waited in vain, and nothing of the statement was stored: the others must not wait with it.
+        // One of them waited in vain, and nothing of this sending was stored: the others must not wait with it.
         Err(fault) if fault.cause == Cause::Locked => Vec::new(),
         Err(fault) => {
             let error = inner.error(fault);
@@ -174,12 +191,13 @@ async fn send<L: Line>(inner: &Inner, here: &Here, batch: BTreeMap<Key, Waiting<
     for row in rows {
         let Ok(Some(key)) = row.try_get::<_, &str>(0).map(|name| Key::parse(name).ok()) else { continue };
         if let (Some(reply), Some(line)) = (replies.remove(&key), lines.get(&key)) {
-            let _ = reply.send(line.judge(&key, &row));
+            let judged = line.judge(&key, &row);
+            let _ = reply.send(judged.map(|swap| swap.map_or(Asked::Alone(sent), Asked::Answered)));
         }
     }
     // What has no row is asked for alone.
     for reply in replies.into_values() {
-        let _ = reply.send(Ok(None));
+        let _ = reply.send(Ok(Asked::Alone(sent)));
     }
 }
 
@@ -214,7 +232,7 @@ mod tests {
             self.0
         }
 
-        async fn ask(_: &Here, _: &BTreeMap<Key, Load>) -> Result<Vec<Row>, Fault> {
+        async fn ask(_: &Here, _: &BTreeMap<Key, Load>, _: &mut Sent) -> Result<Vec<Row>, Fault> {
             Ok(Vec::new())
         }
 
@@ -238,5 +256,24 @@ mod tests {
         let mut turn = Turn { desk: &desk, is_over: false };
         let taken: Vec<usize> = std::iter::repeat_with(|| turn.take().len()).take(4).collect();
         assert_eq!(taken, [1, 2, 2, 0], "of {} calls", answers.len());
+    }
+
+    /// Ten thousand duplicates of one new task went one statement after the other, and each looked through all the others.
+    #[test]
+    fn those_of_one_key_do_not_wait_for_each_other() {
+        let key = Handler::new("h", "1").unwrap().key("a").unwrap();
+        let desk = Desk::default();
+        let mut answers = Vec::new();
+        for _ in 0..5 {
+            let (reply, answer) = oneshot::channel();
+            lock(&desk.queue).waiting.push_back(Waiting { key: key.clone(), line: Load(1), reply });
+            answers.push(answer);
+        }
+        let mut turn = Turn { desk: &desk, is_over: false };
+        assert_eq!(turn.take().len(), 1);
+        for mut answer in answers.drain(1..) {
+            assert!(matches!(answer.try_recv(), Ok(Ok(Asked::Alone(Sent::Once)))));
+        }
+        assert!(turn.take().is_empty());
     }
 }

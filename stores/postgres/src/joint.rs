@@ -131,8 +131,9 @@ impl Met {
             _ => fault,
         };
         let meaning = match (code, fault.cause) {
-            // The sessions that the server ended: idle in a transaction, a transaction that took too long, idle.
-            ("25P03" | "25P04" | "57P05", _) | (_, Cause::Broken) => Meaning::Broken,
+            // The sessions that the server ended: idle in a transaction, a transaction that took too long, idle. And what
+            // the server itself does not know.
+            ("25P03" | "25P04" | "57P05" | "40003", _) | (_, Cause::Broken) => Meaning::Broken,
             ("25P02", _) => Meaning::Aborted,
             // A statement that was ended for its time, or for a lock.
             ("57014", _) | (_, Cause::Again | Cause::Locked) => Meaning::Again,

@@ -1,7 +1,7 @@
 //! The lines of statements that many calls share: heartbeats always, claims and ends where many come at once.
 //!
 //! What another transaction holds is passed over, so that a claim whose completion is under way costs the others nothing: a
-//! heartbeat is told so, another write is asked alone and waits.
+//! heartbeat is told so, an end is asked alone and waits. A claim waits for a row that another is making, but not long.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,12 @@ use taskonce_core::key::Key;
 use taskonce_core::record::{Fence, Found, Token};
 use taskonce_core::store::Swap;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::desk::{Desk, Line};
 use crate::fault::Fault;
+use crate::pool::Sent;
 use crate::row::{self, Kept};
 use crate::sql::Verb;
 use crate::store::{Here, misread};
@@ -42,12 +44,13 @@ impl Line for Renewal {
         self.body.len()
     }
 
-    async fn ask(here: &Here, batch: &BTreeMap<Key, Renewal>) -> Result<Vec<Row>, Fault> {
+    async fn ask(here: &Here, batch: &BTreeMap<Key, Renewal>, sent: &mut Sent) -> Result<Vec<Row>, Fault> {
         let keys: Vec<&str> = batch.keys().map(Key::as_str).collect();
         let expected: Vec<Uuid> = batch.values().map(|renewal| Uuid::from_bytes(renewal.expected.0)).collect();
         let tokens: Vec<Uuid> = batch.values().map(|renewal| Uuid::from_bytes(renewal.token.0)).collect();
         let bodies: Vec<&[u8]> = batch.values().map(|renewal| renewal.body.as_slice()).collect();
-        here.pool.ask(Verb::Renew, &[&keys, &expected, &tokens, &bodies], here.pool.deadline()).await
+        let parameters: [&(dyn ToSql + Sync); 4] = [&keys, &expected, &tokens, &bodies];
+        here.pool.ask_noting(sent, Verb::Renew, &parameters, here.pool.deadline()).await
     }
 
     fn judge(&self, key: &Key, row: &Row) -> Result<Option<Swap>> {
@@ -74,9 +77,9 @@ impl Line for NewClaim {
         self.0.bytes()
     }
 
-    async fn ask(here: &Here, batch: &BTreeMap<Key, NewClaim>) -> Result<Vec<Row>, Fault> {
+    async fn ask(here: &Here, batch: &BTreeMap<Key, NewClaim>, sent: &mut Sent) -> Result<Vec<Row>, Fault> {
         let lines = Lines::of(batch.iter().map(|(key, claim)| (key, None, &claim.0)));
-        lines.ask(here, Verb::InsertClaims).await
+        lines.ask(here, Verb::InsertClaims, sent).await
     }
 
     fn judge(&self, key: &Key, row: &Row) -> Result<Option<Swap>> {
@@ -107,9 +110,9 @@ impl Line for End {
         self.record.bytes()
     }
 
-    async fn ask(here: &Here, batch: &BTreeMap<Key, End>) -> Result<Vec<Row>, Fault> {
+    async fn ask(here: &Here, batch: &BTreeMap<Key, End>, sent: &mut Sent) -> Result<Vec<Row>, Fault> {
         let lines = Lines::of(batch.iter().map(|(key, end)| (key, Some(end.expected), &end.record)));
-        lines.ask(here, Verb::ReplaceKeeps).await
+        lines.ask(here, Verb::ReplaceKeeps, sent).await
     }
 
     fn judge(&self, key: &Key, row: &Row) -> Result<Option<Swap>> {
@@ -191,8 +194,8 @@ impl<'a> Lines<'a> {
         lines
     }
 
-    async fn ask(&self, here: &Here, verb: Verb) -> Result<Vec<Row>, Fault> {
-        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 16] = [
+    async fn ask(&self, here: &Here, verb: Verb, sent: &mut Sent) -> Result<Vec<Row>, Fault> {
+        let parameters: [&(dyn ToSql + Sync); 16] = [
             &self.keys,
             &self.expected,
             &self.tokens,
@@ -210,6 +213,6 @@ impl<'a> Lines<'a> {
             &self.outputs,
             &self.bodies,
         ];
-        here.pool.ask(verb, &parameters, here.pool.deadline()).await
+        here.pool.ask_noting(sent, verb, &parameters, here.pool.deadline()).await
     }
 }

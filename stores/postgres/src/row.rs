@@ -24,6 +24,8 @@ pub(crate) const COLUMNS: &str = "t.state, t.token, t.claim, t.fence, \
 pub(crate) const NO_COLUMNS: &str =
     "null::smallint, null::uuid, null::uuid, null::bigint, null::bigint, null::bytea, null::text, null::bytea";
 
+/// What an output is that nobody gave a type.
+const UNTYPED: &str = "application/octet-stream";
 /// The longest life of a record that is final, in milliseconds: a thousand years. What is longer is for ever.
 const LIFE_MAX: i64 = 31_536_000_000_000;
 /// The largest record and the largest output. PostgreSQL itself takes 1 GB.
@@ -197,7 +199,9 @@ pub(crate) fn found_in(key: &Key, cells: &Cells<'_>) -> Result<Found> {
     let output = match (output_type, output) {
         (Some(content_type), Some(bytes)) => Some(Output::kept(content_type, bytes)),
         (Some(_), None) => Some(Output::Dropped(DropReason::Expired)),
-        (None, _) => None,
+        // Completed by SQL that did not say what it is.
+        (None, Some(bytes)) => Some(Output::kept(UNTYPED, bytes)),
+        (None, None) => None,
     };
     let fence = Fence(u64::try_from(fence).map_err(|_| broken("its fence is negative"))?);
     if token != record.token {

@@ -62,18 +62,21 @@ pub(crate) struct Sql {
 
 /// Milliseconds of a parameter as an interval.
 const MS: &str = "interval '1 millisecond'";
+/// How long claims that are sent together wait for a row that another is making; then each is sent alone, and waits longer.
+const TOGETHER_WAIT_MS: u128 = 20;
 /// The most values of the sequence that one claim passes over to come above the fence that its record has had.
 const FENCE_STEPS_MAX: u32 = 1000;
 
 impl Sql {
     pub(crate) fn new(schema: &str, waits: Waits) -> Sql {
         // Read where the statement begins to wait, and gone with its transaction.
+        let wait_for =
+            |millis: u128| format!("and (select set_config('lock_timeout', '{millis}ms', true)) is not null");
         let wait = match waits {
             Waits::BySession => String::new(),
-            Waits::ByStatement(millis) => {
-                format!("and (select set_config('lock_timeout', '{millis}ms', true)) is not null")
-            }
+            Waits::ByStatement(millis) => wait_for(millis),
         };
+        let soon = wait_for(TOGETHER_WAIT_MS);
         let task = format!("\"{schema}\".task");
         let next_fence = format!("nextval('\"{schema}\".fence'::regclass)");
         let texts = ALL.map(|verb| match verb {
@@ -121,7 +124,7 @@ impl Sql {
                                               output_retention, written_at, body)
                           select key, token, claim, {next_fence}, state, attempt, owner, effect, retention,
                                  output_retention, clock_timestamp(), body
-                          from want where not exists (select from there where wanted = want.key) {wait}
+                          from want where not exists (select from there where wanted = want.key) {soon}
                           order by key on conflict (key) do nothing returning key, fence)
                  select put.key, put.fence, {NO_COLUMNS} from put
                  union all select there.wanted, null, {THERE} from there"

@@ -17,7 +17,7 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::connect::Dial;
-use crate::desk;
+use crate::desk::{self, Asked};
 use crate::examine;
 use crate::fault::{Cause, Fault};
 use crate::known::Known;
@@ -33,6 +33,8 @@ use crate::url::Settings;
 const ROUNDS_MAX: usize = 8;
 /// How many swaps are under way each by itself before the next ones gather: about as many as a small server works on at once.
 const ALONE_MAX: usize = 2;
+/// How often a heartbeat is asked for that could not go with others.
+const RENEWALS_MAX: usize = 2;
 /// The shortest pause between two looks at a record that a transaction holds: about a statement's time. It doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 /// The longest, where the whole wait is short: looking costs little then.
@@ -139,37 +141,38 @@ impl Inner {
     ) -> Result<Swap> {
         let alone = Alone::count(&here.alone);
         if alone.before < ALONE_MAX {
-            return self.send(here, key, expected, &write, deadline).await;
+            return self.send(here, key, expected, &write, Sent::Once, deadline).await;
         }
         drop(alone);
         let (asked, write) = match (write, expected) {
             (Write::Claim(line), None) => {
                 let claim = NewClaim(line.clone().kept());
-                (desk::ask(self, here, key, claim).await?, Write::Claim(line))
+                (desk::ask(self, here, key, claim, deadline).await?, Write::Claim(line))
             }
             (Write::Keep(line), Some(expected)) => {
                 let end = End { expected, record: line.clone().kept() };
-                (desk::ask(self, here, key, end).await?, Write::Keep(line))
+                (desk::ask(self, here, key, end, deadline).await?, Write::Keep(line))
             }
-            (write @ (Write::Claim(_) | Write::Keep(_) | Write::Erase), _) => (None, write),
+            (write @ (Write::Claim(_) | Write::Keep(_) | Write::Erase), _) => (Asked::Alone(Sent::Once), write),
         };
         match asked {
-            Some(swap) => Ok(swap),
-            None => self.send(here, key, expected, &write, deadline).await,
+            Asked::Answered(swap) => Ok(swap),
+            Asked::Alone(sent) => self.send(here, key, expected, &write, sent, deadline).await,
         }
     }
 
-    /// Sends a swap until it was stored or there is something to show for it.
+    /// Sends a swap, which was sent so often before, until it was stored or there is something to show for it.
     async fn send(
         &self,
         here: &Here,
         key: &Key,
         expected: Option<Token>,
         write: &Write<'_>,
+        mut sent: Sent,
         deadline: Instant,
     ) -> Result<Swap> {
         let (began, mut pause) = (Instant::now(), PAUSE_MIN);
-        let (mut rounds, mut sent) = (0, Sent::Once);
+        let mut rounds = 0;
         while rounds < ROUNDS_MAX {
             let held = match write.ask(here, &mut sent, key, expected, deadline).await {
                 Ok(rows) => {
@@ -390,10 +393,16 @@ impl Store for PostgresStore {
             && is_renewal(Expected::Record(held), Next::Keep(next))
         {
             let line = Line::of(next)?;
-            let renewal = Renewal { expected: held.token, token: next.token, body: line.body };
-            let renewed = desk::ask(&self.inner, &here, key, renewal).await?;
-            return renewed
-                .ok_or_else(|| self.inner.error(Fault::new(ErrorKind::Protocol, "a heartbeat without an answer")));
+            let deadline = here.pool.deadline();
+            for _ in 0..RENEWALS_MAX {
+                let renewal = Renewal { expected: held.token, token: next.token, body: line.body.clone() };
+                match desk::ask(&self.inner, &here, key, renewal, deadline).await? {
+                    Asked::Answered(swap) => return Ok(swap),
+                    // Another of this key was in the batch, or somebody holds the table.
+                    Asked::Alone(_) => {}
+                }
+            }
+            return Ok(Swap::Locked(None));
         }
         if let (None, Next::Erase) = (expected.token(), next) {
             let found = self.inner.load(&here, key, here.pool.deadline()).await?;

@@ -200,7 +200,7 @@ async fn a_takeover_that_is_sent_again_waits_for_its_own_first_sending() {
 
 #[tokio::test]
 async fn a_takeover_that_is_sent_again_and_still_locked_is_an_error_since_it_may_be_stored() {
-    let mut cut_off = CutOff::begin("2s").await;
+    let mut cut_off = CutOff::begin("10s").await;
     let error = (&mut cut_off.call).await.unwrap().unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Locked | ErrorKind::TimedOut), "{error:?}");
     cut_off.commit_without_standby().await;

@@ -58,6 +58,16 @@ async fn what_plain_sql_completed_is_replayed_with_its_output() {
 }
 
 #[tokio::test]
+async fn an_output_without_a_type_is_replayed_as_bytes() {
+    let place = Place::direct().await;
+    let (store, client, key) = (place.store(), place.client().await, key("a"));
+    let held = claim(&store, &key, &running(1)).await;
+    let parameters = (Uuid::from_bytes(held.claim.0), b"x".as_slice(), None::<&str>);
+    assert_eq!(rows(&client, COMPLETE, &[&key.as_str(), &parameters.0, &parameters.1, &parameters.2]).await, 1);
+    assert_eq!(load(&store, &key).await.record.output, Output::kept("application/octet-stream", "x"));
+}
+
+#[tokio::test]
 async fn an_output_of_plain_sql_expires_like_any_other() {
     let place = Place::direct().await;
     let (store, client) = (place.store(), place.client().await);

@@ -121,6 +121,39 @@ async fn claims_and_ends_that_come_at_once_share_statements() {
 }
 
 #[tokio::test]
+async fn stale_ends_among_those_that_come_at_once_are_refused() {
+    let place = Place::direct().await;
+    let (store, other) = (place.store(), place.store());
+    let mut ends = tokio::task::JoinSet::new();
+    let mut held = Vec::new();
+    for number in 0..20 {
+        let key = key(&format!("k-{number}"));
+        let record = claim(&store, &key, &running(number + 1)).await;
+        // Each second one has moved on since.
+        let is_stale = number % 2 == 1;
+        if is_stale {
+            replace(&other, &key, &record, &next(&record, State::Running)).await;
+        }
+        held.push((key, record, is_stale));
+    }
+    for (key, record, is_stale) in held {
+        let store = store.clone();
+        ends.spawn(async move {
+            // With a token of its own, also beside the one that came first.
+            let end = next(&next(&record, State::Running), State::Done);
+            (is_stale, store.swap(&key, Expected::Record(&record), Next::Keep(&end)).await.unwrap())
+        });
+    }
+    for (is_stale, swap) in ends.join_all().await {
+        match swap {
+            Swap::Stored(_) => assert!(!is_stale),
+            Swap::Conflict(Some(found)) => assert_eq!((is_stale, found.record.state), (true, State::Running)),
+            swap => panic!("{swap:?}"),
+        }
+    }
+}
+
+#[tokio::test]
 async fn fences_order_the_claims_of_all_tasks_and_pass_what_a_person_raised() {
     let place = Place::direct().await;
     let (store, other) = (place.store(), place.store());
