@@ -27,6 +27,9 @@ const QUEUE_MAX: usize = 100_000;
 
 /// What stands in one line of a statement.
 pub(crate) trait Line: Send + Sized + 'static {
+    /// Whether the second of a key waits for the first. Else it is to be asked alone.
+    const WAITS: bool;
+
     /// Where those of this kind gather.
     fn desk(here: &Here) -> &Desk<Self>;
 
@@ -132,6 +135,7 @@ impl<L: Line> Turn<'_, L> {
     fn take(&mut self) -> BTreeMap<Key, Waiting<L>> {
         let mut queue = lock(&self.desk.queue);
         let mut batch = BTreeMap::new();
+        let mut later = VecDeque::new();
         let mut bytes = 0;
         while batch.len() < BATCH_MAX
             && let Some(waiting) =
@@ -140,13 +144,20 @@ impl<L: Line> Turn<'_, L> {
             if waiting.reply.is_closed() {
                 continue;
             }
-            // One statement changes a key once, and those of one key must not wait for each other.
+            // One statement changes a key once.
             if batch.contains_key(&waiting.key) {
-                let _ = waiting.reply.send(Ok(Asked::Alone(Sent::Once)));
+                if L::WAITS {
+                    later.push_back(waiting);
+                } else {
+                    let _ = waiting.reply.send(Ok(Asked::Alone(Sent::Once)));
+                }
             } else {
                 bytes += waiting.line.bytes();
                 batch.insert(waiting.key.clone(), waiting);
             }
+        }
+        while let Some(waiting) = later.pop_back() {
+            queue.waiting.push_front(waiting);
         }
         if batch.is_empty() {
             queue.is_sending = false;
@@ -224,6 +235,8 @@ mod tests {
     struct Load(usize);
 
     impl Line for Load {
+        const WAITS: bool = false;
+
         fn desk(_: &Here) -> &Desk<Load> {
             unreachable!("nothing is sent")
         }

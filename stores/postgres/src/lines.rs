@@ -36,6 +36,9 @@ pub(crate) struct Renewal {
 }
 
 impl Line for Renewal {
+    /// Two writes of one claim come from its own process, and each has its turn.
+    const WAITS: bool = true;
+
     fn desk(here: &Here) -> &Desk<Renewal> {
         &here.desks.renewals
     }
@@ -69,6 +72,8 @@ impl Line for Renewal {
 pub(crate) struct NewClaim(pub(crate) Kept);
 
 impl Line for NewClaim {
+    const WAITS: bool = false;
+
     fn desk(here: &Here) -> &Desk<NewClaim> {
         &here.desks.claims
     }
@@ -102,6 +107,8 @@ pub(crate) struct End {
 }
 
 impl Line for End {
+    const WAITS: bool = false;
+
     fn desk(here: &Here) -> &Desk<End> {
         &here.desks.ends
     }

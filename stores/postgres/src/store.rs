@@ -398,7 +398,7 @@ impl Store for PostgresStore {
                 let renewal = Renewal { expected: held.token, token: next.token, body: line.body.clone() };
                 match desk::ask(&self.inner, &here, key, renewal, deadline).await? {
                     Asked::Answered(swap) => return Ok(swap),
-                    // Another of this key was in the batch, or somebody holds the table.
+                    // Somebody holds the table.
                     Asked::Alone(_) => {}
                 }
             }
