@@ -15,8 +15,10 @@ use crate::setup::{self, Setup, run_once};
 
 /// How many ask at once.
 const AT_ONCE: usize = 64;
-/// What a server takes at most to count what its connections did.
-const COUNTED_WITHIN: Duration = Duration::from_millis(1500);
+/// What a server takes at most to count what its connections did: a connection at rest tells it after ten seconds.
+const COUNTED_WITHIN: Duration = Duration::from_secs(11);
+/// How long a ledger takes to learn that its database is the same as before.
+const SETTLED_WITHIN: Duration = Duration::from_millis(300);
 
 /// A database, a Redis in front of it, and a ledger over both.
 struct Fronted {
@@ -36,12 +38,20 @@ impl Fronted {
         setup::ledger(&format!("{}?front={front}{more}", self.stage.url()))
     }
 
-    /// How often the database's table was looked at during some work, by its own count.
-    async fn reads(&self, work: impl Future<Output = Result<()>>) -> Result<i64> {
-        tokio::time::sleep(COUNTED_WITHIN).await;
+    /// How often the database's table was looked at during some work, by its own count; a claim makes ready for it.
+    async fn reads(
+        &self,
+        counted_within: Duration,
+        ready: impl Future<Output = Result<Admission>>,
+        work: impl Future<Output = Result<()>>,
+    ) -> Result<i64> {
+        tokio::time::sleep(counted_within).await;
+        // At rest a ledger does not ask for the life of its database, and the first that asks again reads.
+        let _admission = ready.await?;
+        tokio::time::sleep(SETTLED_WITHIN).await;
         let before = self.stage.reads()?;
         work.await?;
-        tokio::time::sleep(COUNTED_WITHIN).await;
+        tokio::time::sleep(counted_within).await;
         Ok(self.stage.reads()? - before)
     }
 }
@@ -49,6 +59,7 @@ impl Fronted {
 /// Reads of the database for a duplicate of a done task, verified and trusted, and for a storm of busy duplicates.
 pub(crate) fn reads(setup: &Setup) -> Result<Vec<Figure>> {
     let (duplicates, storm) = (setup.pick(100, 2_000), setup.pick(1_000, 10_000));
+    let counted_within = setup.pick(Duration::from_millis(1500), COUNTED_WITHIN);
     setup::run(async move {
         let fronted = Fronted::open().await?;
         let policy = setup::policy();
@@ -61,7 +72,7 @@ pub(crate) fn reads(setup: &Setup) -> Result<Vec<Figure>> {
             let _first = ledger.claim(&task, &policy).await?;
             let mut samples = Vec::with_capacity(duplicates);
             let reads = fronted
-                .reads(async {
+                .reads(counted_within, async { Ok(ledger.claim(&task, &policy).await?) }, async {
                     for _ in 0..duplicates {
                         let start = Instant::now();
                         let admission = ledger.claim(&task, &policy).await?;
@@ -85,7 +96,7 @@ pub(crate) fn reads(setup: &Setup) -> Result<Vec<Figure>> {
         let task = Arc::new(setup::tasks(1)?.remove(0));
         let Admission::Run(claim) = holder.claim(&task, &policy).await? else { anyhow::bail!("not fresh") };
         let reads = fronted
-            .reads(async {
+            .reads(counted_within, async { Ok(other.claim(&task, &policy).await?) }, async {
                 let mut running = JoinSet::new();
                 for _ in 0..AT_ONCE {
                     let (other, task, policy) = (other.clone(), Arc::clone(&task), policy.clone());

@@ -220,7 +220,7 @@ async fn what_a_dropped_receive_was_given_is_given_back_at_once() {
     let queue = place.open();
     for round in 0..40 {
         send(&queue, round.to_string()).await;
-        // Dropped after one poll: the writer has the job by then, and answers nobody.
+        // Dropped when the writer has answered, and nobody has heard it.
         let wants = [Want { handler: HANDLER.into(), max: 10 }];
         let mut dropped = Box::pin(queue.receive(&wants, 10, AT_ONCE));
         std::future::poll_fn(|context| {
@@ -228,6 +228,10 @@ async fn what_a_dropped_receive_was_given_is_given_back_at_once() {
             std::task::Poll::Ready(())
         })
         .await;
+        let start = Instant::now();
+        while queue.depth().await.unwrap()[0].in_flight == 0 {
+            assert!(start.elapsed() < PATIENCE, "round {round}: nothing was taken");
+        }
         drop(dropped);
         let held = receive(&queue, 10, PATIENCE).await;
         assert_eq!(held.len(), 1, "round {round}");
