@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
-use taskonce_core::error::Result;
+use taskonce_core::error::{ErrorKind, Result};
 use taskonce_core::store::{Cursor, Finding, Level};
 use taskonce_sqlite_file::examine::finding;
+use taskonce_sqlite_file::fault::about;
 use taskonce_sqlite_file::live::Live;
 use taskonce_worker::source::{DEPTHS_MAX, DeadFilter, DeadLetter, DeadLine, DeadPage, Death, Depth};
 
-use crate::rows::{ENVELOPE, between, coordinates, envelope, wall_time};
+use crate::rows::{ENVELOPE, FORMAT, between, coordinates, envelope, number, text, wall_time};
 use crate::take::Wanted;
 use crate::write::{BACK_MAX, Queue};
 
@@ -69,9 +71,9 @@ pub(crate) fn dead_letters(live: &Live<Queue>, filter: &DeadFilter, cursor: Opti
             let line = DeadLine {
                 death: death(row)?,
                 age: between(row.get(4)?, now),
-                handler: row.get(5)?,
-                key: row.get(6)?,
-                number: row.get(7)?,
+                handler: text(row, 5)?,
+                key: key(row, 6)?,
+                number: number(row.get(7)?),
                 payload_len: usize::try_from(row.get::<_, i64>(8)?).unwrap_or(0),
             };
             let is_wanted = filter.handler.as_ref().is_none_or(|handler| *handler == line.handler)
@@ -86,11 +88,26 @@ pub(crate) fn dead_letters(live: &Live<Queue>, filter: &DeadFilter, cursor: Opti
 
 /// From the columns `death_id, reason, message` behind the first.
 fn death(row: &Row<'_>) -> rusqlite::Result<Death> {
-    Ok(Death { id: row.get(1)?, reason: row.get(2)?, message: row.get(3)? })
+    Ok(Death { id: text(row, 1)?, reason: text(row, 2)?, message: text(row, 3)? })
+}
+
+fn key(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<String>> {
+    let is_there = row.get_ref(column)? != ValueRef::Null;
+    is_there.then(|| text(row, column)).transpose()
 }
 
 /// One dead letter, whole.
 pub(crate) fn dead_one(live: &Live<Queue>, id: &str) -> Result<Option<DeadLetter>> {
+    let is_newer = live.with_reader("reading a dead letter", |conn| {
+        conn.prepare_cached("SELECT 1 FROM delivery WHERE death_id = ?1 AND format > ?2")?.exists(params![id, FORMAT])
+    })?;
+    if is_newer {
+        return Err(about(
+            live.path(),
+            ErrorKind::NewerFormat,
+            format!("a newer program wrote the dead letter `{id}`"),
+        ));
+    }
     live.with_reader("reading a dead letter", |conn| {
         let now = live.now();
         let sql = format!(
@@ -100,10 +117,10 @@ pub(crate) fn dead_one(live: &Live<Queue>, id: &str) -> Result<Option<DeadLetter
         conn.prepare_cached(&sql)?
             .query_row(params![id], |row| {
                 Ok(DeadLetter {
-                    death: Death { id: id.to_owned(), reason: row.get(12)?, message: row.get(13)? },
+                    death: Death { id: id.to_owned(), reason: text(row, 12)?, message: text(row, 13)? },
                     age: between(row.get(11)?, now),
                     envelope: envelope(conn, row)?,
-                    number: row.get(9)?,
+                    number: number(row.get(9)?),
                     coordinates: coordinates(&row.get::<_, String>(14)?, row.get(0)?),
                     redriven_at: wall_time(row.get(10)?),
                 })

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension as _, Row};
 use taskonce_core::record::WallTime;
 use taskonce_worker::source::{Envelope, Priority, Receipt};
@@ -10,6 +11,9 @@ use taskonce_worker::source::{Envelope, Priority, Receipt};
 /// The largest payload that lies in the row itself, in bytes. A row is written again whenever its delivery is handed out,
 /// extended or deferred; what is larger lies beside it.
 pub(crate) const INLINE_MAX: usize = 2048;
+
+/// The newest format of a row that this program knows, and writes.
+pub(crate) const FORMAT: i64 = 1;
 
 /// The columns of an envelope, in the order in which [`envelope`] reads them.
 pub(crate) const ENVELOPE: &str = "id, handler, priority, sent_at, key, content_type, headers, size, payload";
@@ -66,6 +70,19 @@ pub(crate) fn envelope(conn: &Connection, row: &Row<'_>) -> rusqlite::Result<Env
         headers: headers_of(row.get(6)?)?,
         sent_at: wall_time(row.get(3)?),
         priority: priority_of(row.get(2)?),
+    })
+}
+
+/// How often a delivery was handed out, whatever a hand or damage has left there.
+pub(crate) fn number(held: i64) -> u32 {
+    u32::try_from(held.max(0)).unwrap_or(u32::MAX)
+}
+
+/// A text for people, also where a hand or damage has left none, or no UTF-8.
+pub(crate) fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<String> {
+    Ok(match row.get_ref(column)? {
+        ValueRef::Text(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) | ValueRef::Blob(_) => String::new(),
     })
 }
 

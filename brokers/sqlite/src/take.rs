@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension as _, params};
 use taskonce_sqlite_file::live::Live;
 use taskonce_worker::source::{Delivery, Want};
 
-use crate::rows::{ENVELOPE, Holder, coordinates, envelope, wall_time};
+use crate::rows::{ENVELOPE, FORMAT, Holder, coordinates, envelope, number, wall_time};
 use crate::write::{Ask, Job, Queue, Settle, Writing};
 
 /// The most deliveries whose time has come that one handing out makes deliverable.
@@ -20,6 +20,9 @@ const FULL_MAX: usize = 16;
 const STEPS_MAX: usize = 20_000;
 /// After so many bytes of payloads a receive is full.
 const BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// For how many milliseconds a row is left alone that only a newer program can read.
+const NEWER_DELAY: i64 = 5000;
 
 /// Makes deliverable what has come due.
 const DUE: &str = "UPDATE delivery SET state = 1
@@ -111,19 +114,20 @@ impl Drop for Taken {
 }
 
 /// Hands out what is asked for, as far as it is there.
-pub(crate) fn take(writing: &Writing<'_>, ask: Ask) -> rusqlite::Result<Taken> {
+pub(crate) fn take(writing: &Writing<'_>, ask: &Ask) -> rusqlite::Result<Taken> {
     let conn = writing.conn;
     conn.prepare_cached(DUE)?.execute([writing.now, DUE_MAX])?;
     let mut taken = Taken { deliveries: Vec::new(), home: ask.home.clone() };
     let mut bytes = 0;
-    for id in chosen(conn, &ask)? {
+    for id in chosen(conn, ask)? {
         if bytes >= BYTES_MAX {
             break;
         }
         let at = taken.deliveries.len() as u64;
         let holder = Holder { id, number: ask.salt.wrapping_add(at).cast_signed() };
-        match hand_out(writing, &ask, holder) {
-            Ok(delivery) => {
+        match hand_out(writing, ask, holder) {
+            Ok(None) => put_off(writing, id)?,
+            Ok(Some(delivery)) => {
                 bytes += delivery.envelope.payload.len();
                 taken.deliveries.push(delivery);
             }
@@ -156,28 +160,40 @@ fn chosen(conn: &Connection, ask: &Ask) -> rusqlite::Result<Vec<i64>> {
     Ok(rounds.take(ask.total_max).collect())
 }
 
-fn hand_out(writing: &Writing<'_>, ask: &Ask, holder: Holder) -> rusqlite::Result<Delivery> {
+/// Hands out one row; nothing where a newer program wrote it in a form that this one does not know.
+fn hand_out(writing: &Writing<'_>, ask: &Ask, holder: Holder) -> rusqlite::Result<Option<Delivery>> {
     let sql = hand_out_sql();
-    writing.conn.prepare_cached(&sql)?.query_row(
-        params![holder.id, writing.now.saturating_add(ask.visibility), holder.number],
-        |row| {
+    writing
+        .conn
+        .prepare_cached(&sql)?
+        .query_row(params![holder.id, writing.now.saturating_add(ask.visibility), holder.number, FORMAT], |row| {
             Ok(Delivery {
                 source: Arc::clone(&ask.source),
                 envelope: envelope(writing.conn, row)?,
-                number: row.get(9)?,
+                number: number(row.get(9)?),
                 coordinates: coordinates(&writing.life, holder.id),
                 redriven_at: wall_time(row.get(10)?),
                 receipt: holder.receipt(),
             })
-        },
-    )
+        })
+        .optional()
+}
+
+/// Leaves a row to a newer program, and looks at it again only later, so that what this one knows is not held up.
+fn put_off(writing: &Writing<'_>, id: i64) -> rusqlite::Result<()> {
+    writing
+        .conn
+        .prepare_cached("UPDATE delivery SET state = 2, due_at = ?2 WHERE id = ?1")?
+        .execute([id, writing.now.saturating_add(NEWER_DELAY)])
+        .map(drop)
 }
 
 /// The statement that hands out one row.
 fn hand_out_sql() -> String {
     format!(
-        "UPDATE delivery SET state = 2, due_at = ?2, receipt = ?3, number = number + 1 WHERE id = ?1
-         RETURNING {ENVELOPE}, number, redriven_at"
+        "UPDATE delivery SET state = 2, due_at = ?2, receipt = ?3, number = min(max(number, 0), {}) + 1
+         WHERE id = ?1 AND format <= ?4 RETURNING {ENVELOPE}, number, redriven_at",
+        u32::MAX - 1
     )
 }
 

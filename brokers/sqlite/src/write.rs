@@ -5,15 +5,18 @@ use std::sync::{Arc, Weak};
 use rusqlite::{Connection, OptionalExtension as _, params};
 use taskonce_core::error::Result;
 use taskonce_sqlite_file::live::Live;
-use taskonce_sqlite_file::{Content, Kind};
+use taskonce_sqlite_file::{Content, Kind, Room};
 use taskonce_worker::source::{Death, Entrance, Envelope, Left, Sent, Settled};
 
-use crate::rows::{Holder, INLINE_MAX, coordinates, headers_text, priority_code};
+use crate::rows::{FORMAT, Holder, INLINE_MAX, coordinates, headers_text, priority_code};
 use crate::take::{self, Taken, Wanted};
 
 /// What a file of a queue is: `tqui` in ASCII marks it.
-pub(crate) const KIND: Kind =
-    Kind { application_id: 0x7471_7569, steps: &[include_str!("../schema.sql")], noun: "queue" };
+pub(crate) const KIND: Kind = Kind {
+    application_id: 0x7471_7569,
+    steps: &[include_str!("../schema.sql"), include_str!("../schema-2.sql")],
+    noun: "queue",
+};
 
 /// A clock that is behind the last time seen by more than this went back, in milliseconds.
 pub(crate) const BACK_MAX: i64 = 1000;
@@ -95,16 +98,34 @@ impl Content for Queue {
     type Answer = Answer;
     const KIND: &'static Kind = &KIND;
 
-    fn write(conn: &Connection, now: i64, jobs: Vec<Job>) -> rusqlite::Result<Vec<Result<Answer>>> {
+    fn room(job: &Job) -> Room {
+        match job {
+            Job::Settle(_, Settle::Acknowledge) | Job::DropDead(_) => Room::Frees,
+            Job::Settle(_, Settle::Defer(_) | Settle::Extend(_) | Settle::Die(_))
+            | Job::Take(_)
+            | Job::Redrive(_)
+            | Job::Probe => Room::Keeps,
+            Job::Send { .. } => Room::Takes,
+        }
+    }
+
+    fn size(job: &Job) -> usize {
+        match job {
+            Job::Send { envelope, .. } => envelope.payload.len(),
+            Job::Take(_) | Job::Settle(..) | Job::Redrive(_) | Job::DropDead(_) | Job::Probe => 0,
+        }
+    }
+
+    fn write(conn: &Connection, now: i64, jobs: &mut [Job]) -> rusqlite::Result<Vec<Result<Answer>>> {
         let mut writing = Writing::begin(conn, now)?;
         let mut answers = Vec::with_capacity(jobs.len());
         for job in jobs {
             answers.push(Ok(match job {
-                Job::Send { envelope, delay, entrance } => Answer::Sent(writing.send(&envelope, delay, entrance)?),
+                Job::Send { envelope, delay, entrance } => Answer::Sent(writing.send(envelope, *delay, *entrance)?),
                 Job::Take(ask) => Answer::Taken(take::take(&writing, ask)?),
-                Job::Settle(holder, how) => Answer::Settled(writing.settle(holder, how)?),
-                Job::Redrive(id) => Answer::Left(writing.redrive(&id)?),
-                Job::DropDead(id) => Answer::Left(writing.drop_dead(&id)?),
+                Job::Settle(holder, how) => Answer::Settled(writing.settle(*holder, how)?),
+                Job::Redrive(id) => Answer::Left(writing.redrive(id)?),
+                Job::DropDead(id) => Answer::Left(writing.drop_dead(id)?),
                 Job::Probe => {
                     writing.probe()?;
                     Answer::Probed
@@ -172,8 +193,8 @@ impl<'conn> Writing<'conn> {
         self.conn
             .prepare_cached(
                 "INSERT INTO delivery (id, handler, state, priority, due_at, number, sent_at, key, entrance, content_type,
-                                       headers, size, payload)
-                 VALUES (?1, ?2, ?3, ?4, ?5, 0, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+                                       headers, size, payload, format)
+                 VALUES (?1, ?2, ?3, ?4, ?5, 0, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
             )?
             .execute(params![
                 id,
@@ -188,6 +209,7 @@ impl<'conn> Writing<'conn> {
                 headers_text(&envelope.headers),
                 i64::try_from(envelope.payload.len()).unwrap_or(i64::MAX),
                 (!is_large).then_some(&envelope.payload),
+                FORMAT,
             ])?;
         if is_large {
             self.conn
@@ -197,7 +219,7 @@ impl<'conn> Writing<'conn> {
         Ok(Sent::Accepted(coordinates(&self.life, id)))
     }
 
-    fn settle(&self, holder: Holder, how: Settle) -> rusqlite::Result<Settled> {
+    fn settle(&self, holder: Holder, how: &Settle) -> rusqlite::Result<Settled> {
         let Holder { id, number } = holder;
         let changed = match how {
             Settle::Acknowledge => self.delete(
@@ -209,12 +231,12 @@ impl<'conn> Writing<'conn> {
                 .prepare_cached(
                     "UPDATE delivery SET state = ?3, due_at = ?4, receipt = NULL WHERE id = ?1 AND receipt = ?2",
                 )?
-                .execute(params![id, number, if delay > 0 { 2 } else { 1 }, self.now.saturating_add(delay)])?,
+                .execute(params![id, number, if *delay > 0 { 2 } else { 1 }, self.now.saturating_add(*delay)])?,
             Settle::Extend(visibility) => self
                 .conn
                 .prepare_cached("UPDATE delivery SET state = 2, due_at = ?3 WHERE id = ?1 AND receipt = ?2")?
-                .execute([id, number, self.now.saturating_add(visibility)])?,
-            Settle::Die(death) => self.die(holder, &death)?,
+                .execute([id, number, self.now.saturating_add(*visibility)])?,
+            Settle::Die(death) => self.die(holder, death)?,
         };
         Ok(if changed == 0 { Settled::Gone } else { Settled::Done })
     }

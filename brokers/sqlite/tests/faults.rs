@@ -10,7 +10,7 @@ use common::{AT_ONCE, HANDLER, PATIENCE, Place, Shift, done, names, receive, sen
 use taskonce_core::ErrorKind;
 use taskonce_core::store::Level;
 use taskonce_queue_sqlite::{Options, QueueOptions, SqliteQueue};
-use taskonce_worker::source::{DeadFilter, Entrance, Envelope, Left, Source, Want};
+use taskonce_worker::source::{DeadFilter, Death, Entrance, Envelope, Left, Sent, Source, Want};
 
 #[test]
 fn a_wrong_url_is_refused_with_advice() {
@@ -66,7 +66,7 @@ async fn a_newer_schema_is_refused_also_when_it_comes_under_way() {
         names(&error, ErrorKind::NewerSchema, "queue.db");
     }
     names(&place.refusal(), ErrorKind::NewerSchema, "queue.db");
-    place.beside().pragma_update(None, "user_version", 1).unwrap();
+    place.beside().pragma_update(None, "user_version", 2).unwrap();
     assert_eq!(receive(&queue, 10, AT_ONCE).await.len(), 1, "nothing of what was refused was queued");
 }
 
@@ -92,6 +92,58 @@ async fn a_full_file_refuses_sends_and_lets_settlements_through() {
         done(queue.acknowledge(&delivery.receipt).await.unwrap());
     }
     send(&queue, vec![7; 60_000]).await;
+}
+
+/// Once a send that a full file refused failed every settlement that shared its commit, and whatever waited behind it: what
+/// was done was delivered again for as long as somebody sent.
+#[tokio::test]
+async fn a_full_file_is_worked_off_while_somebody_sends() {
+    const LARGE: usize = 60_000;
+    let place = Place::new();
+    let file = Options { size_max: Some(1024 * 1024), ..Options::default() };
+    let queue = place.open_with(QueueOptions { file, ..QueueOptions::default() });
+    let large = Envelope::new(HANDLER, vec![7; LARGE]);
+    while queue.send(&large, AT_ONCE, Entrance::Open).await.is_ok() {}
+    let held = receive(&queue, 100, AT_ONCE).await;
+    assert!(held.len() > 8, "{}", held.len());
+
+    // Held, so that all that is asked meanwhile shares one commit.
+    let beside = place.beside();
+    beside.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let mut sends = tokio::task::JoinSet::new();
+    let mut settlements = tokio::task::JoinSet::new();
+    for (number, delivery) in held.into_iter().enumerate() {
+        let (sender, settler, large) = (queue.clone(), queue.clone(), large.clone());
+        sends.spawn(async move { sender.send(&large, AT_ONCE, Entrance::Open).await });
+        settlements.spawn(async move {
+            let minute = Duration::from_secs(60);
+            match number % 3 {
+                0 => settler.acknowledge(&delivery.receipt).await,
+                1 => settler.defer(&delivery.receipt, minute).await,
+                _ => settler.extend(&delivery.receipt, minute).await,
+            }
+        });
+    }
+    // On one thread, each asks before this goes on.
+    tokio::task::yield_now().await;
+    beside.execute_batch("ROLLBACK").unwrap();
+    let mut freed = 0_usize;
+    while let Some(settled) = settlements.join_next().await {
+        done(settled.unwrap().unwrap());
+        freed += 1;
+    }
+    let (mut accepted, mut refused) = (0_usize, 0);
+    while let Some(sent) = sends.join_next().await {
+        match sent.unwrap() {
+            Ok(Sent::Accepted(_) | Sent::AlreadyQueued(_)) => accepted += 1,
+            Err(error) => {
+                names(&error, ErrorKind::Full, "queue.db");
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!(accepted, freed.div_ceil(3), "as many as were acknowledged; {refused} were refused");
+    assert_eq!(receive(&queue, 100, AT_ONCE).await.len(), accepted);
 }
 
 #[tokio::test]
@@ -148,6 +200,69 @@ async fn a_row_that_cannot_be_read_is_set_aside_and_holds_up_nobody() {
         names(&queue.dead_one(&line.death.id).await.unwrap_err(), ErrorKind::Corrupt, "queue.db");
         assert_eq!(queue.drop_dead(&line.death.id).await.unwrap(), Left::Done);
     }
+}
+
+/// Once one such row hid every dead letter from the list.
+#[tokio::test]
+async fn a_dead_letter_whose_row_is_damaged_is_listed_with_the_others() {
+    let place = Place::new();
+    let queue = place.open();
+    for payload in ["a", "b", "c", "d"] {
+        send(&queue, payload).await;
+    }
+    for delivery in receive(&queue, 10, AT_ONCE).await {
+        let id = format!("dead/{}", String::from_utf8(delivery.envelope.payload).unwrap());
+        let death = Death { id, reason: "dead".into(), message: "no luck".into() };
+        done(queue.dead_letter(&delivery.receipt, &death).await.unwrap());
+    }
+    place
+        .beside()
+        .execute_batch(
+            "UPDATE delivery SET number = -1 WHERE death_id = 'dead/a';
+             UPDATE delivery SET number = 9223372036854775807, message = NULL WHERE death_id = 'dead/b';
+             UPDATE delivery SET handler = CAST(x'ff41' AS TEXT), size = -7 WHERE death_id = 'dead/c';",
+        )
+        .unwrap();
+    let page = queue.dead_letters(&DeadFilter::default(), None).await.unwrap();
+    let numbers: Vec<_> = page.lines.iter().map(|line| (&*line.death.id, line.number)).collect();
+    assert_eq!(numbers, [("dead/a", 0), ("dead/b", u32::MAX), ("dead/c", 1), ("dead/d", 1)]);
+    assert_eq!(queue.dead_one("dead/b").await.unwrap().unwrap().number, u32::MAX);
+    assert_eq!(queue.redrive("dead/a").await.unwrap(), Left::Done);
+    // A number that no counting leads to is none that holds up the delivery.
+    place.beside().execute_batch("UPDATE delivery SET number = 9223372036854775807 WHERE state = 1").unwrap();
+    assert_eq!(receive(&queue, 10, AT_ONCE).await[0].number, u32::MAX);
+}
+
+/// While workers are replaced one by one, older ones meet what newer ones sent.
+#[tokio::test]
+async fn what_a_newer_program_wrote_is_put_off_and_never_a_dead_letter() {
+    let place = Place::new();
+    let clock = Shift::default();
+    let queue = place.open_with(clock.options());
+    for payload in ["new", "known"] {
+        send(&queue, payload).await;
+    }
+    let write = |sql: &str| place.beside().execute_batch(sql).unwrap();
+    write("UPDATE delivery SET format = 2, headers = 'in a new form' WHERE id = 1");
+    for _ in 0..3 {
+        let held = receive(&queue, 10, AT_ONCE).await;
+        let payloads: Vec<_> = held.iter().map(|delivery| delivery.envelope.payload.as_slice()).collect();
+        assert_eq!(payloads, [b"known"]);
+        done(queue.defer(&held[0].receipt, AT_ONCE).await.unwrap());
+        clock.advance(Duration::from_secs(10));
+    }
+    assert_eq!(queue.dead_letters(&DeadFilter::default(), None).await.unwrap().lines, []);
+    // To a program that knows it, it is what it was.
+    write("UPDATE delivery SET format = 1, headers = NULL WHERE id = 1");
+    clock.advance(Duration::from_secs(10));
+    let held = receive(&queue, 1, AT_ONCE).await;
+    assert_eq!((held[0].number, &*held[0].envelope.payload), (1, &b"new"[..]));
+    // A person cannot read it here either, and can still drop it.
+    let death = Death { id: "new".into(), reason: "dead".into(), message: String::new() };
+    done(queue.dead_letter(&held[0].receipt, &death).await.unwrap());
+    write("UPDATE delivery SET format = 2 WHERE id = 1");
+    names(&queue.dead_one("new").await.unwrap_err(), ErrorKind::NewerFormat, "queue.db");
+    assert_eq!(queue.drop_dead("new").await.unwrap(), Left::Done);
 }
 
 /// The clock of a host goes back when it is set right by hand. What was deferred by a minute would wait for an hour.

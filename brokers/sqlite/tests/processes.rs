@@ -43,11 +43,11 @@ fn tell(line: &str) {
     }
 }
 
-/// Reads lines of a child until `count` begin so, kills it, and returns all whole lines. Says when there was the first.
-fn killed_after(mut child: Child, beginning: &str, count: usize, begun: impl FnOnce()) -> Vec<String> {
+/// Reads lines of a child until `count` begin so, kills it and says that it did, and returns all whole lines.
+fn killed_after(mut child: Child, beginning: &str, count: usize, killed: impl FnOnce()) -> Vec<String> {
     let mut lines = BufReader::new(child.stderr.take().unwrap());
     let (mut told, mut line) = (Vec::new(), String::new());
-    let (mut begun, mut is_killed) = (Some(begun), false);
+    let mut killed = Some(killed);
     // Ends with the end of the child's stderr.
     loop {
         line.clear();
@@ -58,18 +58,14 @@ fn killed_after(mut child: Child, beginning: &str, count: usize, begun: impl FnO
         if let Some(line) = line.strip_suffix('\n') {
             told.push(line.to_owned());
         }
-        let matching = told.iter().filter(|line| line.starts_with(beginning)).count();
-        if matching > 0
-            && let Some(begun) = begun.take()
+        if told.iter().filter(|line| line.starts_with(beginning)).count() >= count
+            && let Some(killed) = killed.take()
         {
-            begun();
-        }
-        if !is_killed && matching >= count {
             child.kill().unwrap();
-            is_killed = true;
+            killed();
         }
     }
-    assert!(is_killed, "the child ended by itself: {told:?}");
+    assert!(killed.is_none(), "the child ended by itself: {told:?}");
     child.wait().unwrap();
     told
 }
@@ -130,6 +126,10 @@ async fn a_killed_sender_loses_nothing_that_was_accepted() {
 
 /// The name of a consumer that keeps what it took first until it is killed.
 const STUCK: &str = "stuck";
+/// The names of consumers that work until they are killed begin so.
+const KILLED: &str = "killed";
+/// The most that such a one takes before it is killed, so that enough is left for the others.
+const TAKEN_MAX: usize = 60;
 
 /// Takes what there is and tells it, acknowledges that and tells it: all there is by itself, and as a child until it is
 /// killed, or for a while after there is nothing more.
@@ -142,11 +142,16 @@ async fn a_consumer_tells_what_it_took() {
         send(&queue, *b"alone").await;
     }
     let began = Instant::now();
+    let mut taken = 0;
     while began.elapsed() < PATIENCE {
+        if taken >= TAKEN_MAX && name.starts_with(KILLED) {
+            return std::future::pending().await;
+        }
         let deliveries = receive(&queue, 5, VISIBILITY * 3).await;
         if deliveries.is_empty() {
             break;
         }
+        taken += deliveries.len();
         for delivery in &deliveries {
             tell(&format!("took {} {}", delivery.coordinates, delivery.number));
         }
@@ -172,19 +177,20 @@ async fn killed_consumers_lose_nothing_and_no_delivery_has_two_holders() {
         sent.insert(send(&queue, number.to_string()).await.to_string());
     }
     let consumer = |name: &str| start("a_consumer_tells_what_it_took", &place.path, name);
-    // Three are killed in the middle of their work, and two begin when those have begun and go on to the end.
-    let (begun, has_begun) = std::sync::mpsc::channel();
-    let killed: Vec<_> = [(STUCK, 5), ("killed 1", 12), ("killed 2", 17)]
+    // Three are killed in the middle of their work. Two begin then, so that they cannot leave one of those without any,
+    // and go on to the end.
+    let (killed, was_killed) = std::sync::mpsc::channel();
+    let victims: Vec<_> = [(STUCK, 5), ("killed 1", 12), ("killed 2", 17)]
         .map(|(name, count)| {
-            let (child, begun) = (consumer(name), begun.clone());
-            std::thread::spawn(move || killed_after(child, "took ", count, move || begun.send(()).unwrap()))
+            let (child, killed) = (consumer(name), killed.clone());
+            std::thread::spawn(move || killed_after(child, "took ", count, move || killed.send(()).unwrap()))
         })
         .into();
-    for _ in &killed {
-        has_begun.recv_timeout(PATIENCE).unwrap();
+    for _ in &victims {
+        was_killed.recv_timeout(PATIENCE).unwrap();
     }
     let steady = [consumer("a"), consumer("b")];
-    let mut told: Vec<String> = killed.into_iter().flat_map(|killed| killed.join().unwrap()).collect();
+    let mut told: Vec<String> = victims.into_iter().flat_map(|victim| victim.join().unwrap()).collect();
     for child in steady {
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();

@@ -43,6 +43,7 @@ pub const DELAY_MAX: Duration = Duration::from_secs(366 * 86_400);
 /// * **In order.** Of one handler's deliverable deliveries those of the higher priority come first, then those that were sent
 ///   first. Handlers are served in turn: none waits because another has much.
 /// * **Left in place.** A delivery of a handler that nobody asks for stays where it is.
+/// * **Left to newer ones.** What a newer program sent in a form that this one does not know is put off, and no dead letter.
 /// * **Durable.** `Accepted` and `Done` survive a crash of the caller, and whatever the source's own page promises.
 /// * **Honest.** An error means that the outcome is unknown, never that nothing happened.
 /// * **Bounded.** What is settled leaves nothing behind. Every call ends within the source's own deadline, a receive within

@@ -4,6 +4,7 @@
 //! fair turns among processes, many writes in one commit, answers in time when the disk hangs, and a fresh start in a
 //! child that was forked. It is no crate to build on by itself.
 
+mod commit;
 mod connect;
 pub mod examine;
 pub mod fault;
@@ -52,10 +53,28 @@ pub trait Content: Send + Sync + 'static {
     /// What the file is.
     const KIND: &'static Kind;
 
+    /// What a job does to the room in the file. Where that is short, jobs are judged one by one, and those that free some first.
+    fn room(job: &Self::Job) -> Room;
+
+    /// About how many bytes a job brings.
+    fn size(job: &Self::Job) -> usize;
+
     /// Does these jobs in the transaction that has begun, at this time of the file's clock, and answers each in its place. The
-    /// inner results are the jobs' own; the outer one ends the whole transaction.
+    /// inner results are the jobs' own; the outer one ends the whole transaction. A job whose transaction was rolled back may
+    /// be done once more, with others or alone.
     ///
     /// # Errors
     /// SQLite's.
-    fn write(conn: &Connection, now: i64, jobs: Vec<Self::Job>) -> rusqlite::Result<Vec<Result<Self::Answer>>>;
+    fn write(conn: &Connection, now: i64, jobs: &mut [Self::Job]) -> rusqlite::Result<Vec<Result<Self::Answer>>>;
+}
+
+/// What a job does to the room in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Room {
+    /// It removes something.
+    Frees,
+    /// It changes what is there.
+    Keeps,
+    /// It adds something.
+    Takes,
 }

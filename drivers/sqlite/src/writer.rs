@@ -1,22 +1,21 @@
-//! The desk where writes wait, and the thread that joins those that wait into one commit.
-//!
-//! What a write does is the content's to say.
+//! The desk where writes wait, and the thread that takes those that wait together. How they are committed is in `commit`.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, FileControl};
 use taskonce_core::error::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 
 use crate::Content;
-use crate::connect::{Purpose, check_version, connect, gone};
-use crate::fault::{about, again, fault};
+use crate::commit::Others;
+use crate::fault::{about, again};
 use crate::live::Live;
 
 /// The most writes of one commit.
 const BATCH_MAX: usize = 256;
+/// A commit takes no further write once it brings so many bytes, so that no caller waits for megabytes of many others.
+const BATCH_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// The most writes that wait, in one process.
 const QUEUE_MAX: usize = 65_536;
 /// How long a process lets the others go first after each of its commits, while others write too: one nap of theirs.
@@ -116,13 +115,20 @@ impl<C: Content> Desk<C> {
     }
 
     /// Takes what waits into flight.
-    fn take(&self) -> Vec<C::Job> {
+    pub(crate) fn take(&self) -> Vec<C::Job> {
         let mut state = self.lock();
-        let size = state.queue.len().min(BATCH_MAX);
-        let mut jobs = Vec::with_capacity(size);
+        let mut jobs = Vec::with_capacity(state.queue.len().min(BATCH_MAX));
         let State { queue, flight, .. } = &mut *state;
         flight.clear();
-        for waiting in queue.drain(..size).filter(|waiting| !waiting.is_given_up()) {
+        let mut bytes = 0_usize;
+        while jobs.len() < BATCH_MAX
+            && bytes < BATCH_BYTES_MAX
+            && let Some(waiting) = queue.pop_front()
+        {
+            if waiting.is_given_up() {
+                continue;
+            }
+            bytes = bytes.saturating_add(C::size(&waiting.job));
             jobs.push(waiting.job);
             flight.push(waiting.reply.map(|reply| (waiting.deadline, reply)));
         }
@@ -268,17 +274,13 @@ impl<C: Content> Live<C> {
             self.turn.wait_until(deadline);
             let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
             let written = self.write_batch(&mut writer);
-            if written.as_ref().is_err_and(|error| error.kind() != ErrorKind::Locked) {
-                // A connection that met an error of the disk or the file is not trusted again.
-                *writer = None;
-            }
             // Put down before anyone is answered: who has an answer may fork.
             drop(writer);
             let mut is_shared = self.turn.take_waited();
             match written {
-                Ok((others, answers)) => {
-                    is_shared |= others == Others::Wrote;
-                    self.desk.answer(answers);
+                Ok(batch) => {
+                    is_shared |= batch.others == Others::Wrote;
+                    self.desk.answer(batch.answers);
                 }
                 Err(error) if error.kind() == ErrorKind::Locked => {
                     self.desk.refuse_flight(&error);
@@ -294,50 +296,6 @@ impl<C: Content> Live<C> {
         *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.discard_readers();
     }
-
-    /// Writes what waits in one transaction. The answers are true from its commit on.
-    fn write_batch(&self, writer: &mut Option<Connection>) -> Result<(Others, Answers<C>)> {
-        let conn: &Connection = match writer {
-            Some(conn) => conn,
-            None => writer.insert(connect(C::KIND, self.path(), self.options(), Purpose::Write, &self.turn)?),
-        };
-        let seen = data_version(conn);
-        run(conn, "BEGIN IMMEDIATE").map_err(|error| fault(self.path(), "waiting for the turn to write", error))?;
-        let batch = self.batch_inside(conn, seen);
-        let committed = batch.and_then(|batch| {
-            run(conn, "COMMIT").map(|()| batch).map_err(|error| fault(self.path(), "committing", error))
-        });
-        if committed.is_err() {
-            // SQLite may have rolled back by itself; the first error says more than the second.
-            let _ = run(conn, "ROLLBACK");
-        }
-        committed
-    }
-
-    fn batch_inside(&self, conn: &Connection, seen: Option<u32>) -> Result<(Others, Answers<C>)> {
-        if has_moved(conn) {
-            self.discard_readers();
-            return Err(gone(self.path()));
-        }
-        let others = if data_version(conn) == seen { Others::Idle } else { Others::Wrote };
-        if others == Others::Wrote {
-            check_version(C::KIND, conn, self.path())?;
-        }
-        // Taken only now that the turn has come, so that all who came during the wait share this commit.
-        let jobs = self.desk.take();
-        let answers = C::write(conn, self.now(), jobs).map_err(|error| fault(self.path(), "writing", error))?;
-        Ok((others, answers))
-    }
-}
-
-/// The answers of a batch, in its order.
-type Answers<C> = Vec<Result<<C as Content>::Answer>>;
-
-/// Whether other processes wrote since this one did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Others {
-    Idle,
-    Wrote,
 }
 
 /// Makes room for another writer when this one ends, in a panic too: who waits is told, and the next write starts one.
@@ -352,34 +310,14 @@ impl<C: Content> Drop for WriterEnd<'_, C> {
     }
 }
 
-fn run(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
-    conn.prepare_cached(sql)?.execute([]).map(drop)
-}
-
-/// Moves when another connection has written. Of no use where SQLite cannot tell.
-fn data_version(conn: &Connection) -> Option<u32> {
-    let mut version = 0;
-    conn.file_control(None::<&str>, FileControl::DataVersion(&mut version)).ok().map(|()| version)
-}
-
-#[cfg(unix)]
-fn has_moved(conn: &Connection) -> bool {
-    let mut moved = 0;
-    conn.file_control(None::<&str>, FileControl::HasMoved(&mut moved)).is_ok() && moved != 0
-}
-
-/// Where files in use cannot be removed.
-#[cfg(not(unix))]
-fn has_moved(_conn: &Connection) -> bool {
-    false
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
+    use rusqlite::Connection;
+
     use super::*;
-    use crate::Kind;
-    use crate::connect::{Turn, prepare};
+    use crate::connect::{Purpose, Turn, connect, prepare};
     use crate::options::Options;
+    use crate::{Kind, Room};
 
     /// Rows that are counted: content as small as there can be.
     pub(crate) struct Pond;
@@ -390,10 +328,18 @@ pub(crate) mod tests {
         const KIND: &'static Kind =
             &Kind { application_id: 7, steps: &["CREATE TABLE fish (weight INTEGER) STRICT"], noun: "pond" };
 
-        fn write(conn: &Connection, _now: i64, jobs: Vec<i64>) -> rusqlite::Result<Vec<Result<i64>>> {
-            jobs.into_iter()
+        fn room(_weight: &i64) -> Room {
+            Room::Takes
+        }
+
+        fn size(weight: &i64) -> usize {
+            usize::try_from(*weight).unwrap()
+        }
+
+        fn write(conn: &Connection, _now: i64, jobs: &mut [i64]) -> rusqlite::Result<Vec<Result<i64>>> {
+            jobs.iter()
                 .map(|weight| {
-                    conn.execute("INSERT INTO fish VALUES (?1)", [weight])?;
+                    conn.execute("INSERT INTO fish VALUES (?1)", [*weight])?;
                     conn.query_row("SELECT sum(weight) FROM fish", [], |row| row.get(0)).map(Ok)
                 })
                 .collect()
@@ -405,6 +351,21 @@ pub(crate) mod tests {
         let conn = connect(Pond::KIND, path, options, Purpose::Open, &turn).unwrap();
         prepare(Pond::KIND, &conn, path, options).unwrap();
         Live::new(path.to_owned(), options.clone(), Some(conn), turn)
+    }
+
+    /// Once a commit was bounded by its number of writes only: 256 payloads of 64 MiB.
+    #[test]
+    fn a_commit_is_bounded_by_its_bytes_and_by_its_number() {
+        let desk: Desk<Pond> = Desk::default();
+        let (small, large) = (1, BATCH_BYTES_MAX as i64);
+        let deadline = Instant::now();
+        let jobs = [small, large, large, small].into_iter().chain(std::iter::repeat_n(small, BATCH_MAX));
+        desk.lock().queue.extend(jobs.map(|job| Waiting { job, deadline, reply: None }));
+        assert_eq!(desk.take(), [small, large]);
+        assert_eq!(desk.take(), [large]);
+        assert_eq!(desk.take(), [small; BATCH_MAX]);
+        assert_eq!(desk.take(), [small]);
+        assert_eq!(desk.take(), [0_i64; 0]);
     }
 
     /// Once what was told was dropped like what nobody waits for.

@@ -7,6 +7,8 @@ use taskonce_core::key::Key;
 use taskonce_core::record::{DropReason, Fence, Output, Record, State, Token};
 use taskonce_core::store::{Next, Purged, Swap};
 
+use taskonce_sqlite_file::Room;
+
 use crate::read::{blob, found};
 
 /// The largest encoded record. SQLite itself takes 1 GB.
@@ -35,6 +37,28 @@ pub(crate) enum Job {
     Discard(Key),
     /// Writes something, to see whether it works.
     Probe,
+}
+
+impl Job {
+    /// What it does to the room in the file.
+    pub(crate) fn room(&self) -> Room {
+        match self {
+            Job::Swap { write: Write::Erase, .. } | Job::Purge { .. } | Job::Discard(_) => Room::Frees,
+            Job::Swap { expected: Some(_), .. } | Job::Probe => Room::Keeps,
+            Job::Swap { expected: None, .. } => Room::Takes,
+        }
+    }
+
+    /// About how many bytes it brings. A claim brings only what earlier runs recorded.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Job::Swap { write: Write::Keep(line), .. } => line.body.len(),
+            Job::Swap { write: Write::Claim(_) | Write::Erase, .. }
+            | Job::Purge { .. }
+            | Job::Discard(_)
+            | Job::Probe => 0,
+        }
+    }
 }
 
 /// What the writer answers.
@@ -153,11 +177,11 @@ impl<'conn> Judge<'conn> {
     }
 
     /// Does one job. The inner result is the job's own; the outer one ends the whole transaction.
-    pub(crate) fn judge(&mut self, job: Job) -> rusqlite::Result<Result<Answer>> {
+    pub(crate) fn judge(&mut self, job: &mut Job) -> rusqlite::Result<Result<Answer>> {
         Ok(match job {
-            Job::Swap { key, expected, write } => self.swap(&key, expected, write)?.map(Answer::Swapped),
-            Job::Purge { records, outputs } => Ok(Answer::Purged(self.purge(&records, &outputs)?)),
-            Job::Discard(key) => Ok(Answer::Discarded(self.discard(&key)?)),
+            Job::Swap { key, expected, write } => self.swap(key, *expected, write)?.map(Answer::Swapped),
+            Job::Purge { records, outputs } => Ok(Answer::Purged(self.purge(records, outputs)?)),
+            Job::Discard(key) => Ok(Answer::Discarded(self.discard(key)?)),
             Job::Probe => {
                 self.conn.prepare_cached("UPDATE store SET probed_at = ?1")?.execute([self.now])?;
                 Ok(Answer::Probed)
@@ -175,7 +199,7 @@ impl<'conn> Judge<'conn> {
         Ok(())
     }
 
-    fn swap(&mut self, key: &Key, expected: Option<Token>, write: Write) -> rusqlite::Result<Result<Swap>> {
+    fn swap(&mut self, key: &Key, expected: Option<Token>, write: &mut Write) -> rusqlite::Result<Result<Swap>> {
         let held = self
             .conn
             .prepare_cached("SELECT id, state, written_at, body FROM task WHERE key = ?1")?
@@ -204,8 +228,9 @@ impl<'conn> Judge<'conn> {
         }))
     }
 
-    fn insert(&mut self, key: &Key, write: Write) -> rusqlite::Result<Swap> {
-        let Some(line) = self.line(write)? else { return Ok(Swap::Stored(Fence::default())) };
+    fn insert(&mut self, key: &Key, write: &mut Write) -> rusqlite::Result<Swap> {
+        let mut made = None;
+        let Some(line) = self.line(write, &mut made)? else { return Ok(Swap::Stored(Fence::default())) };
         self.conn
             .prepare_cached(
                 "INSERT INTO task (key, state, written_at, expires_at, output_until, body)
@@ -222,8 +247,9 @@ impl<'conn> Judge<'conn> {
         Ok(Swap::Stored(line.fence))
     }
 
-    fn replace(&mut self, id: i64, state_held: i64, write: Write) -> rusqlite::Result<Swap> {
-        let Some(line) = self.line(write)? else {
+    fn replace(&mut self, id: i64, state_held: i64, write: &mut Write) -> rusqlite::Result<Swap> {
+        let mut made = None;
+        let Some(line) = self.line(write, &mut made)? else {
             self.conn.prepare_cached("DELETE FROM task WHERE id = ?1")?.execute([id])?;
             return Ok(Swap::Stored(Fence::default()));
         };
@@ -250,12 +276,13 @@ impl<'conn> Judge<'conn> {
         Ok(Swap::Stored(line.fence))
     }
 
-    fn line(&mut self, write: Write) -> rusqlite::Result<Option<Line>> {
+    /// What to write, if anything; that of a claim is made here, when its fence is known.
+    fn line<'w>(&mut self, write: &'w mut Write, made: &'w mut Option<Line>) -> rusqlite::Result<Option<&'w Line>> {
         Ok(match write {
             Write::Keep(line) => Some(line),
-            Write::Claim(mut record) => {
+            Write::Claim(record) => {
                 record.fence = self.next_fence(record.fence)?;
-                Some(Line::of(&record))
+                Some(made.insert(Line::of(record)))
             }
             Write::Erase => None,
         })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 use taskonce_core::error::Result;
-use taskonce_sqlite_file::{Content, Kind, Options, Purpose, Turn};
+use taskonce_sqlite_file::{Content, Kind, Options, Purpose, Room, Turn};
 
 use crate::judge::{Answer, Job, Judge};
 
@@ -23,7 +23,15 @@ impl Content for Tasks {
     type Answer = Answer;
     const KIND: &'static Kind = &KIND;
 
-    fn write(conn: &Connection, now: i64, jobs: Vec<Job>) -> rusqlite::Result<Vec<Result<Answer>>> {
+    fn room(job: &Job) -> Room {
+        job.room()
+    }
+
+    fn size(job: &Job) -> usize {
+        job.size()
+    }
+
+    fn write(conn: &Connection, now: i64, jobs: &mut [Job]) -> rusqlite::Result<Vec<Result<Answer>>> {
         let mut judge = Judge::new(conn, now);
         let mut answers = Vec::with_capacity(jobs.len());
         for job in jobs {

@@ -163,9 +163,9 @@ pub fn lock_record(ledger: &Ledger, key: &Key, tx: &Transaction<'_>) -> Result<O
 pub fn replace_record(key: &Key, tx: &Transaction<'_>, found: &Record, next: &Record) -> Result<()> {
     let path = path_of(tx);
     let write = Write::of(Next::Keep(next)).map_err(|error| error.about(format!("task `{key}`")))?;
-    let job = Job::Swap { key: key.clone(), expected: Some(found.token), write };
+    let mut job = Job::Swap { key: key.clone(), expected: Some(found.token), write };
     let mut judge = Judge::new(tx, host_clock());
-    let answer = judge.judge(job).map_err(|error| fault(&path, "writing the record", error))??;
+    let answer = judge.judge(&mut job).map_err(|error| fault(&path, "writing the record", error))??;
     judge.finish().map_err(|error| fault(&path, "writing the record", error))?;
     match answer {
         Answer::Swapped(Swap::Stored(_)) => Ok(()),

@@ -248,6 +248,56 @@ async fn a_full_disk_is_told_and_loses_nothing() {
     stored(store.swap(&key, Expected::Nothing, Next::Claim(&running)).await.unwrap());
 }
 
+/// Once a new task that a full disk refused failed every heartbeat and every end that shared its commit.
+#[tokio::test]
+async fn on_a_full_disk_new_tasks_fail_alone_and_what_runs_goes_on() {
+    let place = Place::new();
+    let store = place.open_with(Options { size_max: Some(300 * 1024), ..Options::default() });
+    let large = || Record { output: Output::kept("text/plain", vec![b'x'; 20_000]), ..record(State::Done) };
+    let mut kept = Vec::new();
+    loop {
+        let (key, done) = (key(&format!("{:03}", kept.len())), large());
+        match store.swap(&key, Expected::Nothing, Next::Keep(&done)).await {
+            Ok(_) => kept.push((key, done)),
+            Err(error) => break names(&error, ErrorKind::Full, "tasks.db"),
+        }
+        assert!(kept.len() < 100, "it must become full");
+    }
+    // Held, so that all that is asked meanwhile shares one commit.
+    let beside = place.beside();
+    beside.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let (mut new, mut known) = (tokio::task::JoinSet::new(), tokio::task::JoinSet::new());
+    for (number, (held, done)) in kept.into_iter().enumerate() {
+        let (store, beside, next) = (store.clone(), store.clone(), large());
+        new.spawn(
+            async move { beside.swap(&key(&format!("new {number}")), Expected::Nothing, Next::Keep(&next)).await },
+        );
+        let next = large();
+        let is_erased = number == 0;
+        known.spawn(async move {
+            let next = if is_erased { Next::Erase } else { Next::Keep(&next) };
+            store.swap(&held, Expected::Record(&done), next).await
+        });
+    }
+    // On one thread, each asks before this goes on.
+    tokio::task::yield_now().await;
+    beside.execute_batch("ROLLBACK").unwrap();
+    while let Some(swap) = known.join_next().await {
+        stored(swap.unwrap().unwrap());
+    }
+    let mut accepted = 0;
+    while let Some(swap) = new.join_next().await {
+        match swap.unwrap() {
+            Ok(swap) => {
+                stored(swap);
+                accepted += 1;
+            }
+            Err(error) => names(&error, ErrorKind::Full, "tasks.db"),
+        }
+    }
+    assert_eq!(accepted, 1, "one was removed, so there is room for one");
+}
+
 #[tokio::test]
 async fn a_removed_file_is_never_silently_begun_again() {
     let place = Place::new();
