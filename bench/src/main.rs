@@ -19,6 +19,7 @@ mod wire;
 
 mod bare;
 mod child;
+mod cores;
 mod figure;
 mod front;
 mod idle;

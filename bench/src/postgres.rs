@@ -22,8 +22,8 @@ const KNOWN: usize = 256;
 /// Fresh claims and completions: how long one client waits, and how many there are a second of 16.
 pub(crate) fn fresh(setup: &Setup) -> Result<Vec<Figure>> {
     let (round_count, calls, each) = (setup.pick(2, 40), setup.pick(20, 200), setup.pick(5, 40));
-    setup::run(async move {
-        let stage = Stage::open(MANY).await?;
+    let (medians, width) = setup::run_apart(|cores| async move {
+        let stage = Stage::open_apart(1, cores).await?;
         let mut medians = Rounds::new(2);
         for round in 0..round_count {
             for side in medians.order(round) {
@@ -32,6 +32,10 @@ pub(crate) fn fresh(setup: &Setup) -> Result<Vec<Figure>> {
                 medians.push(side, quantile(&mut samples, 0.5));
             }
         }
+        Ok((medians, stage.width()))
+    })?;
+    setup::run(async move {
+        let stage = Stage::open(MANY).await?;
         let mut rates = Rounds::new(2);
         for round in 0..round_count {
             for side in rates.order(round) {
@@ -47,7 +51,7 @@ pub(crate) fn fresh(setup: &Setup) -> Result<Vec<Figure>> {
                 rates.push(side, (MANY * each) as f64 / start.elapsed().as_secs_f64());
             }
         }
-        let width = format!("rows of {} bytes on both sides, synchronous_commit on, two commits each", stage.width());
+        let width = format!("rows of {width} bytes on both sides, synchronous_commit on, two commits each");
         Ok(vec![
             Figure {
                 name: "PostgreSQL, one client: fresh claim + complete, p50".into(),
@@ -88,8 +92,8 @@ async fn fresh_calls(stage: Arc<Stage>, side: usize, client: usize, tasks: Vec<T
 /// Duplicates of done tasks: one client that asks for one after the other, and 16 that ask for the same one.
 pub(crate) fn duplicate(setup: &Setup) -> Result<Vec<Figure>> {
     let (round_count, calls, each) = (setup.pick(2, 60), setup.pick(50, 500), setup.pick(20, 300));
-    setup::run(async move {
-        let stage = Stage::open(MANY).await?;
+    let (medians, firsts) = setup::run_apart(|cores| async move {
+        let stage = Stage::open_apart(1, cores).await?;
         let known = Arc::new(stage.done(KNOWN).await?);
         let (mut medians, mut firsts) = (Rounds::new(2), Rounds::new(2));
         for round in 0..round_count {
@@ -99,11 +103,19 @@ pub(crate) fn duplicate(setup: &Setup) -> Result<Vec<Figure>> {
                 medians.push(side, quantile(&mut samples, 0.5));
             }
             for side in firsts.order(round) {
-                let asker = if side == 0 { Asker::Ours(stage.another_process().await?) } else { Asker::Bare(0) };
+                let asker = match side {
+                    0 => Asker::Ours(stage.another_process().await?),
+                    _ => Asker::BareOfItsOwn(stage.another_bare().await?),
+                };
                 let mut samples = duplicates(Arc::clone(&stage), asker, Arc::clone(&known), KNOWN).await?;
                 firsts.push(side, quantile(&mut samples, 0.5));
             }
         }
+        Ok((medians, firsts))
+    })?;
+    setup::run(async move {
+        let stage = Stage::open(MANY).await?;
+        let known = stage.done(1).await?;
         let hot = Arc::new(vec![known[0].clone()]);
         let mut rates = Rounds::new(2);
         for round in 0..round_count {
@@ -151,6 +163,8 @@ enum Asker {
     Ours(Ledger),
     /// The bare connection with this number.
     Bare(usize),
+    /// A bare connection that was made for this.
+    BareOfItsOwn(Bare),
 }
 
 async fn duplicates(stage: Arc<Stage>, asker: Asker, known: Arc<Vec<Task>>, calls: usize) -> Result<Vec<Duration>> {
@@ -163,6 +177,7 @@ async fn duplicates(stage: Arc<Stage>, asker: Asker, known: Arc<Vec<Task>>, call
                 ensure!(matches!(admission, Admission::Replay(_)), "not a duplicate: {admission:?}");
             }
             Asker::Bare(client) => stage.bare[*client].read(task.key.as_str()).await?,
+            Asker::BareOfItsOwn(bare) => bare.read(task.key.as_str()).await?,
         }
         samples.push(start.elapsed());
     }
@@ -314,7 +329,7 @@ pub(crate) fn large(setup: &Setup) -> Result<Vec<Figure>> {
 
 /// What stands beside ours in most figures.
 impl Bare {
-    async fn pair(&self, key: &str) -> Result<()> {
+    pub(crate) async fn pair(&self, key: &str) -> Result<()> {
         self.insert(key).await?;
         self.update(key).await
     }

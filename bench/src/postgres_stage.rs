@@ -8,6 +8,7 @@ use taskonce_testkit::PostgresServer;
 use tokio::task::block_in_place;
 use tokio_postgres::{Client, NoTls, Statement};
 
+use crate::cores::Cores;
 use crate::setup::{self, run_once};
 
 /// The database that the benches use.
@@ -72,7 +73,16 @@ impl Bare {
 impl Stage {
     /// A server of its own with the schema, and so many bare connections.
     pub(crate) async fn open(clients: usize) -> Result<Arc<Stage>> {
-        let server = block_in_place(|| PostgresServer::start(&[]))?;
+        Stage::over(block_in_place(|| PostgresServer::start(&[]))?, clients).await
+    }
+
+    /// The same with the server on cores of its own.
+    pub(crate) async fn open_apart(clients: usize, cores: Cores) -> Result<Arc<Stage>> {
+        let server = block_in_place(|| cores.on_servers(|| PostgresServer::start(&[])))?;
+        Stage::over(server, clients).await
+    }
+
+    async fn over(server: PostgresServer, clients: usize) -> Result<Arc<Stage>> {
         let url = server.url(DATABASE);
         taskonce::migrate(&url).await?;
         let ledger = setup::ledger(&url)?;
@@ -102,6 +112,15 @@ impl Stage {
             stage.bare.push(Bare::new(&url, Arc::clone(&body)).await?);
         }
         Ok(Arc::new(stage))
+    }
+
+    /// One more bare connection, as another process has it.
+    pub(crate) async fn another_bare(&self) -> Result<Bare> {
+        let bare = Bare::new(&self.url(), Arc::clone(&self.bare[0].body)).await?;
+        for task in &setup::tasks(8)? {
+            bare.pair(task.key.as_str()).await?;
+        }
+        Ok(bare)
     }
 
     /// A ledger that has met no task yet, as another process has it, and whose connection is made.

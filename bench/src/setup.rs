@@ -12,6 +12,8 @@ use taskonce_testkit::resp::Reply;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::cores::Cores;
+
 /// The length of every Redis key, ours and the floor's.
 pub(crate) const KEY_BYTES: usize = 60;
 /// What the Redis store puts before a key.
@@ -95,6 +97,21 @@ pub(crate) fn runtime() -> Result<Runtime> {
 /// Runs a future as a task of the runtime, as programs do, not on the thread that waits for it.
 pub(crate) fn run<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
     let runtime = runtime()?;
+    runtime.block_on(async { tokio::spawn(work).await })?
+}
+
+/// The same on the program's core. Servers that are started by [`Cores::on_servers`] are on another.
+pub(crate) fn run_apart<T, F>(work: impl FnOnce(Cores) -> F) -> Result<T>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    let cores = Cores::apart()?;
+    let work = work(cores);
+    let runtime = Builder::new_multi_thread()
+        .enable_all()
+        .on_thread_start(move || cores.take_programs().expect("a core that this process may use"))
+        .build()?;
     runtime.block_on(async { tokio::spawn(work).await })?
 }
 

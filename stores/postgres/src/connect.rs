@@ -14,7 +14,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::fault::{Cause, Fault};
 use crate::migrate::VERSION;
-use crate::sql::{Sql, VERBS, Verb, Waits};
+use crate::sql::{LOCK_WAIT_MAX, Sql, VERBS, Verb, Waits};
 use crate::tls;
 use crate::url::{Host, Settings, Statements, Target, TlsMode};
 
@@ -94,11 +94,11 @@ impl Dial {
             Target::ReadWrite => TargetSessionAttrs::ReadWrite,
         });
         let statement_timeout = (settings.timeout * STATEMENT_TENTHS / 10).as_millis();
-        let lock_timeout = settings.lock_timeout.as_millis();
+        let lock_wait = settings.lock_timeout.min(LOCK_WAIT_MAX).as_millis();
         // A plan must not be made for an empty table and stay while it grows; and what a role or database sets must not
         // change how a single statement meets another.
         let options = format!(
-            "-c statement_timeout={statement_timeout} -c lock_timeout={lock_timeout} \
+            "-c statement_timeout={statement_timeout} -c lock_timeout={lock_wait} \
              -c idle_in_transaction_session_timeout={statement_timeout} \
              -c default_transaction_isolation=read\\ committed -c enable_seqscan=off -c jit=off"
         );
@@ -124,7 +124,7 @@ impl Dial {
             options,
             statements: settings.statements,
             named: Sql::new(&settings.schema, Waits::BySession),
-            unnamed: Sql::new(&settings.schema, Waits::ByStatement(lock_timeout)),
+            unnamed: Sql::new(&settings.schema, Waits::ByStatement(lock_wait)),
         })
     }
 

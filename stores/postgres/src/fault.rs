@@ -29,6 +29,8 @@ pub(crate) enum Cause {
     ReadOnly,
     /// A pooler is between, which takes no settings of a session, or has lent another connection.
     Pooler,
+    /// The server refuses what the statement would write. Nothing was written; what else was to go with it may pass.
+    Refused,
     /// The same call would meet the same.
     Lasting,
 }
@@ -148,6 +150,14 @@ impl Fault {
 
     /// What the server answered: the code of an error, and what it says.
     pub(crate) fn of_code(code: &SqlState, message: &str) -> Fault {
+        let fault = Fault::of_code_alone(code, message);
+        // Data, constraints, a trigger's own error, a policy of rows.
+        let refuses_a_row = ["22", "23", "P0"].contains(&code.code().get(..2).unwrap_or(""))
+            || *code == SqlState::INSUFFICIENT_PRIVILEGE;
+        if refuses_a_row { fault.because(Cause::Refused) } else { fault }
+    }
+
+    fn of_code_alone(code: &SqlState, message: &str) -> Fault {
         let said = lower(message);
         let new = |kind, message: String| Fault::new(kind, message);
         if *code == SqlState::INVALID_PASSWORD {

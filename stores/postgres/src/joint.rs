@@ -139,7 +139,7 @@ impl Met {
             ("57014", _) | (_, Cause::Again | Cause::Locked) => Meaning::Again,
             // Whether it took effect is not said by these: resources, the server's own faults.
             (code, _) if ["53", "57", "58", "XX"].iter().any(|class| code.starts_with(class)) => Meaning::Broken,
-            (_, Cause::ReadOnly | Cause::Pooler | Cause::Lasting) => Meaning::Unusable,
+            (_, Cause::ReadOnly | Cause::Pooler | Cause::Refused | Cause::Lasting) => Meaning::Unusable,
         };
         Met::new(meaning, fault.about(format!("task `{key}`")))
     }

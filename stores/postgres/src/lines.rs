@@ -37,7 +37,7 @@ pub(crate) struct Renewal {
 
 impl Line for Renewal {
     /// Two writes of one claim come from its own process, and each has its turn.
-    const WAITS: bool = true;
+    const SHARED: bool = true;
 
     fn desk(here: &Here) -> &Desk<Renewal> {
         &here.desks.renewals
@@ -72,7 +72,7 @@ impl Line for Renewal {
 pub(crate) struct NewClaim(pub(crate) Kept);
 
 impl Line for NewClaim {
-    const WAITS: bool = false;
+    const SHARED: bool = false;
 
     fn desk(here: &Here) -> &Desk<NewClaim> {
         &here.desks.claims
@@ -107,7 +107,7 @@ pub(crate) struct End {
 }
 
 impl Line for End {
-    const WAITS: bool = false;
+    const SHARED: bool = false;
 
     fn desk(here: &Here) -> &Desk<End> {
         &here.desks.ends
@@ -123,16 +123,7 @@ impl Line for End {
     }
 
     fn judge(&self, key: &Key, row: &Row) -> Result<Option<Swap>> {
-        Ok(match read(key, row)? {
-            Read::Written(fence) => Some(Swap::Stored(fence)),
-            Read::Nothing => Some(Swap::Conflict(None)),
-            Read::Found(found) if found.record.token.0 == self.record.line.token.into_bytes() => {
-                Some(Swap::Stored(found.record.fence))
-            }
-            // It was passed over: a transaction holds it.
-            Read::Found(found) if found.record.token == self.expected => None,
-            Read::Found(found) => Some(Swap::Conflict(Some(found))),
-        })
+        written(key, row).map(|fence| fence.map(Swap::Stored))
     }
 }
 
@@ -143,11 +134,17 @@ enum Read {
     Found(Found),
 }
 
+/// The fence of what was written, behind the key.
+fn written(key: &Key, row: &Row) -> Result<Option<Fence>> {
+    let fence = row.try_get::<_, Option<i64>>(1).map_err(|error| misread(key, &error))?;
+    Ok(fence.map(|fence| Fence(u64::try_from(fence).unwrap_or(0))))
+}
+
 /// The key, the fence of what was written, and what is there otherwise.
 fn read(key: &Key, row: &Row) -> Result<Read> {
     let misread = |error: tokio_postgres::Error| misread(key, &error);
-    if let Some(fence) = row.try_get::<_, Option<i64>>(1).map_err(misread)? {
-        return Ok(Read::Written(Fence(u64::try_from(fence).unwrap_or(0))));
+    if let Some(fence) = written(key, row)? {
+        return Ok(Read::Written(fence));
     }
     if row.try_get::<_, Option<i16>>(2).map_err(misread)?.is_none() {
         return Ok(Read::Nothing);

@@ -104,7 +104,7 @@ impl Pool {
                     false
                 }
                 Cause::Again => true,
-                Cause::Locked | Cause::Lasting => false,
+                Cause::Locked | Cause::Refused | Cause::Lasting => false,
             };
             if !may_try_again || tries >= TRIES_MAX || Instant::now() >= deadline {
                 return Err(fault);

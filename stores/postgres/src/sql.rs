@@ -3,6 +3,8 @@
 //! Each is one statement, so one transaction and one round trip. A claim reads what it did not write; the other writes of a
 //! holder nearly always find what they expect, and leave the look at what is there to a second statement.
 
+use std::time::Duration;
+
 use tokio_postgres::types::Type;
 
 use crate::row::{COLUMNS, NO_COLUMNS};
@@ -62,21 +64,21 @@ pub(crate) struct Sql {
 
 /// Milliseconds of a parameter as an interval.
 const MS: &str = "interval '1 millisecond'";
-/// How long claims that are sent together wait for a row that another is making; then each is sent alone, and waits longer.
-const TOGETHER_WAIT_MS: u128 = 20;
+/// The longest that a statement waits for what a transaction holds. Who has to wait longer asks again, and keeps neither a
+/// connection nor those who come after it.
+pub(crate) const LOCK_WAIT_MAX: Duration = Duration::from_millis(20);
 /// The most values of the sequence that one claim passes over to come above the fence that its record has had.
 const FENCE_STEPS_MAX: u32 = 1000;
 
 impl Sql {
     pub(crate) fn new(schema: &str, waits: Waits) -> Sql {
-        // Read where the statement begins to wait, and gone with its transaction.
-        let wait_for =
-            |millis: u128| format!("and (select set_config('lock_timeout', '{millis}ms', true)) is not null");
         let wait = match waits {
             Waits::BySession => String::new(),
-            Waits::ByStatement(millis) => wait_for(millis),
+            // Read where the statement begins to wait, and gone with its transaction.
+            Waits::ByStatement(millis) => {
+                format!("and (select set_config('lock_timeout', '{millis}ms', true)) is not null")
+            }
         };
-        let soon = wait_for(TOGETHER_WAIT_MS);
         let task = format!("\"{schema}\".task");
         let next_fence = format!("nextval('\"{schema}\".fence'::regclass)");
         let texts = ALL.map(|verb| match verb {
@@ -124,30 +126,23 @@ impl Sql {
                                               output_retention, written_at, body)
                           select key, token, claim, {next_fence}, state, attempt, owner, effect, retention,
                                  output_retention, clock_timestamp(), body
-                          from want where not exists (select from there where wanted = want.key) {soon}
+                          from want where not exists (select from there where wanted = want.key) {wait}
                           order by key on conflict (key) do nothing returning key, fence)
-                 select put.key, put.fence, {NO_COLUMNS} from put
-                 union all select there.wanted, null, {THERE} from there"
+                 select put.key, put.fence, {NO_COLUMNS} from put union all select there.wanted, null, {THERE} from there"
             ),
-            // What another transaction holds is passed over, and then asked for alone.
+            // What a transaction holds is passed over, and then asked alone, as is what is not as expected.
             Verb::ReplaceKeeps => format!(
-                "with want as (select * from {LINES}),
-                      held as materialized (
-                          select t.key from {task} t join want on want.key = t.key
-                          where t.token = want.expected
-                          order by t.key for update of t skip locked),
-                      put as (
-                          update {task} t set token = want.token, claim = want.claim, fence = want.fence, state = want.state,
-                                 attempt = want.attempt, owner = want.owner, effect = want.effect,
-                                 retention = want.retention, output_retention = want.output_retention,
-                                 written_at = clock_timestamp(), expires_at = clock_timestamp() + want.expires_after * {MS},
-                                 output_until = clock_timestamp() + want.output_after * {MS},
-                                 output_type = want.output_type, output = want.output, body = want.body
-                          from held join want on want.key = held.key where t.key = held.key
-                          returning t.key, t.fence)
-                 select want.key, put.fence, {COLUMNS}
-                 from want left join put on put.key = want.key
-                      left join {task} t on t.key = want.key and put.key is null"
+                "with held as materialized (
+                     select w.* from {LINES} join {task} t on t.key = w.key
+                     where t.token = w.expected order by w.key for update of t skip locked)
+                 update {task} t
+                 set token = held.token, claim = held.claim, fence = held.fence, state = held.state, attempt = held.attempt,
+                     owner = held.owner, effect = held.effect, retention = held.retention,
+                     output_retention = held.output_retention, written_at = clock_timestamp(),
+                     expires_at = clock_timestamp() + held.expires_after * {MS},
+                     output_until = clock_timestamp() + held.output_after * {MS},
+                     output_type = held.output_type, output = held.output, body = held.body
+                 from held where t.key = held.key returning t.key, t.fence"
             ),
             Verb::Discard => format!(
                 "with gone as (delete from {task} where key = $1 and token = $2 and body = $3 {wait} returning 1)
@@ -279,6 +274,7 @@ const LINES: &str = "unnest($1::text[], $2::uuid[], $3::uuid[], $4::uuid[], $5::
         $16::bytea[])
     as w(key, expected, token, claim, fence, state, attempt, owner, effect, retention, output_retention, expires_after,
          output_after, output_type, output, body)";
+
 /// What [`COLUMNS`] read of a row that is there already.
 const THERE: &str = "state, token, claim, fence, age, body, output_type, output";
 

@@ -1,7 +1,6 @@
 //! The port, kept by a PostgreSQL database: `PostgresStore`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -31,8 +30,6 @@ use crate::url::Settings;
 
 /// How often a swap is sent again where another transaction came in between and left nothing to show.
 const ROUNDS_MAX: usize = 8;
-/// How many swaps are under way each by itself before the next ones gather: about as many as a small server works on at once.
-const ALONE_MAX: usize = 2;
 /// How often a heartbeat is asked for that could not go with others.
 const RENEWALS_MAX: usize = 2;
 /// The shortest pause between two looks at a record that a transaction holds: about a statement's time. It doubles.
@@ -60,8 +57,6 @@ pub(crate) struct Here {
     pub(crate) pool: Pool,
     pub(crate) desks: Desks,
     known: Known,
-    /// Swaps that are under way, each with a statement of its own.
-    alone: AtomicUsize,
 }
 
 impl PostgresStore {
@@ -91,7 +86,6 @@ impl Inner {
             pool: Pool::new(Arc::clone(&self.dial), self.settings.connections, self.settings.timeout),
             desks: Desks::default(),
             known: Known::new(),
-            alone: AtomicUsize::new(0),
         });
         made.map_err(|fault| self.error(fault))
     }
@@ -130,7 +124,7 @@ impl Inner {
         Ok(swapped)
     }
 
-    /// Sends a swap by itself where few are under way, and with others where there are many: then one commit serves all.
+    /// Sends a swap by itself where none is under way, and with others where some are: then one commit serves all.
     async fn send_or_join(
         self: &Arc<Self>,
         here: &Arc<Here>,
@@ -139,42 +133,70 @@ impl Inner {
         write: Write<'_>,
         deadline: Instant,
     ) -> Result<Swap> {
-        let alone = Alone::count(&here.alone);
-        if alone.before < ALONE_MAX {
-            return self.send(here, key, expected, &write, Sent::Once, deadline).await;
-        }
-        drop(alone);
-        let (asked, write) = match (write, expected) {
+        match (&write, expected) {
             (Write::Claim(line), None) => {
-                let claim = NewClaim(line.clone().kept());
-                (desk::ask(self, here, key, claim, deadline).await?, Write::Claim(line))
+                let asked = self.join(here, key, || NewClaim(line.clone().kept()), deadline).await?;
+                self.send_after(here, key, expected, &write, asked, deadline).await
             }
-            (Write::Keep(line), Some(expected)) => {
-                let end = End { expected, record: line.clone().kept() };
-                (desk::ask(self, here, key, end, deadline).await?, Write::Keep(line))
+            (Write::Keep(line), Some(token)) => {
+                let end = || End { expected: token, record: line.clone().kept() };
+                let asked = self.join(here, key, end, deadline).await?;
+                self.send_after(here, key, expected, &write, asked, deadline).await
             }
-            (write @ (Write::Claim(_) | Write::Keep(_) | Write::Erase), _) => (Asked::Alone(Sent::Once), write),
-        };
-        match asked {
-            Asked::Answered(swap) => Ok(swap),
-            Asked::Alone(sent) => self.send(here, key, expected, &write, sent, deadline).await,
+            (Write::Claim(_) | Write::Keep(_) | Write::Erase, _) => {
+                self.send(here, key, expected, &write, (Sent::Once, None::<()>), deadline).await
+            }
         }
     }
 
-    /// Sends a swap, which was sent so often before, until it was stored or there is something to show for it.
-    async fn send(
+    /// The turn to send alone if nothing of this kind is under way, and what became of it among others if something is.
+    async fn join<L: desk::Line>(
+        self: &Arc<Self>,
+        here: &Arc<Here>,
+        key: &Key,
+        line: impl FnOnce() -> L,
+        deadline: Instant,
+    ) -> Result<Asked<L>> {
+        match desk::first(here, self) {
+            Some(turn) => Ok(Asked::First(turn)),
+            None => desk::ask(self, here, key, line(), deadline).await,
+        }
+    }
+
+    async fn send_after<L: desk::Line>(
         &self,
         here: &Here,
         key: &Key,
         expected: Option<Token>,
         write: &Write<'_>,
-        mut sent: Sent,
+        asked: Asked<L>,
+        deadline: Instant,
+    ) -> Result<Swap> {
+        let begin = match asked {
+            Asked::Answered(swap) => return Ok(swap),
+            Asked::Alone(sent) => (sent, None),
+            Asked::First(turn) => (Sent::Once, Some(turn)),
+        };
+        self.send(here, key, expected, write, begin, deadline).await
+    }
+
+    /// Sends a swap, which was sent so often before, until it was stored or there is something to show for it. The turn ends
+    /// with the first answer.
+    async fn send<T>(
+        &self,
+        here: &Here,
+        key: &Key,
+        expected: Option<Token>,
+        write: &Write<'_>,
+        (mut sent, mut turn): (Sent, Option<T>),
         deadline: Instant,
     ) -> Result<Swap> {
         let (began, mut pause) = (Instant::now(), PAUSE_MIN);
         let mut rounds = 0;
         while rounds < ROUNDS_MAX {
-            let held = match write.ask(here, &mut sent, key, expected, deadline).await {
+            let asked = write.ask(here, &mut sent, key, expected, deadline).await;
+            drop(turn.take());
+            let held = match asked {
                 Ok(rows) => {
                     let judged = if rows.is_empty() && write.looks_after(expected) {
                         judge_found(expected, write.token(), self.load(here, key, deadline).await?)
@@ -192,9 +214,6 @@ impl Inner {
                         }
                     }
                 }
-                Err(fault) if fault.cause == Cause::Locked && sent == Sent::Once => {
-                    return Ok(judge_locked(expected, write.token(), self.load(here, key, deadline).await?));
-                }
                 Err(fault) if fault.cause == Cause::Locked => None,
                 Err(fault) => return Err(self.error(fault)),
             };
@@ -205,7 +224,10 @@ impl Inner {
             };
             if Instant::now() >= patience {
                 return match (sent, held) {
-                    (Sent::Once, held) => Ok(Swap::Locked(held)),
+                    (Sent::Once, Some(held)) => Ok(Swap::Locked(Some(held))),
+                    (Sent::Once, None) => {
+                        Ok(judge_locked(expected, write.token(), self.load(here, key, deadline).await?))
+                    }
                     (Sent::Again, _) => Err(self.error(Fault::held_by_whom())),
                 };
             }
@@ -214,24 +236,6 @@ impl Inner {
             pause = longer(pause, patience.saturating_duration_since(began));
         }
         Err(self.error(Fault::new(ErrorKind::Locked, "other transactions came in between each time")))
-    }
-}
-
-/// A swap that is under way by itself.
-struct Alone<'a> {
-    count: &'a AtomicUsize,
-    before: usize,
-}
-
-impl Alone<'_> {
-    fn count(count: &AtomicUsize) -> Alone<'_> {
-        Alone { count, before: count.fetch_add(1, Ordering::Relaxed) }
-    }
-}
-
-impl Drop for Alone<'_> {
-    fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -399,7 +403,7 @@ impl Store for PostgresStore {
                 match desk::ask(&self.inner, &here, key, renewal, deadline).await? {
                     Asked::Answered(swap) => return Ok(swap),
                     // Somebody holds the table.
-                    Asked::Alone(_) => {}
+                    Asked::Alone(_) | Asked::First(_) => {}
                 }
             }
             return Ok(Swap::Locked(None));

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use taskonce_core::record::State;
 use taskonce_core::store::{Expected, Next, Store, Swap};
 use taskonce_postgres::{LOCK, plain_sql};
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::common::{Place, SCHEMA};
@@ -73,33 +74,37 @@ async fn heartbeats_pass_over_what_a_transaction_holds_and_do_not_wait_for_it() 
     assert_eq!(swap, Swap::Stored(held[3].fence));
 }
 
+/// Also those that come after one which waits, and was the first to be sent.
 #[tokio::test]
 async fn ends_at_once_pass_over_what_a_transaction_holds_and_do_not_wait_for_it() {
     let place = Place::direct().await;
-    let (store, client) = (place.store_with("timeout=30s&lock_timeout=20s"), place.client().await);
-    let keys: Vec<_> = (0..20).map(|number| key(&format!("k-{number}"))).collect();
-    let mut held = Vec::new();
-    for (number, key) in keys.iter().enumerate() {
-        held.push(claim(&store, key, &running(number as u128 + 1)).await);
+    for locked in [0, 9] {
+        let (store, client) = (place.store_with("timeout=30s&lock_timeout=20s"), place.client().await);
+        let keys: Vec<_> = (0..20).map(|number| key(&format!("k-{locked}-{number}"))).collect();
+        let mut held = Vec::new();
+        for (number, key) in keys.iter().enumerate() {
+            held.push(claim(&store, key, &running(number as u128 + 1)).await);
+        }
+        client.batch_execute("begin").await.unwrap();
+        let parameters: [&(dyn ToSql + Sync); 2] = [&keys[locked].as_str(), &Uuid::from_bytes(held[locked].claim.0)];
+        client.query(&plain_sql(LOCK, SCHEMA), &parameters).await.unwrap();
+        let start = Instant::now();
+        let mut calls = tokio::task::JoinSet::new();
+        for (number, (key, held)) in keys.iter().cloned().zip(held.iter().cloned()).enumerate() {
+            let store = store.clone();
+            calls.spawn(async move {
+                let end = next(&held, State::Done);
+                (number, store.swap(&key, Expected::Record(&held), Next::Keep(&end)).await.unwrap())
+            });
+        }
+        for _ in 1..keys.len() {
+            let (number, swap) = calls.join_next().await.unwrap().unwrap();
+            assert_eq!((swap, number == locked), (Swap::Stored(held[number].fence), false));
+        }
+        assert!(start.elapsed() < Duration::from_secs(18), "nobody else waited: {:?}", start.elapsed());
+        client.batch_execute("rollback").await.unwrap();
+        assert_eq!(calls.join_next().await.unwrap().unwrap(), (locked, Swap::Stored(held[locked].fence)));
     }
-    client.batch_execute("begin").await.unwrap();
-    client.query(&plain_sql(LOCK, SCHEMA), &[&keys[9].as_str(), &Uuid::from_bytes(held[9].claim.0)]).await.unwrap();
-    let start = Instant::now();
-    let mut calls = tokio::task::JoinSet::new();
-    for (number, (key, held)) in keys.iter().cloned().zip(held.iter().cloned()).enumerate() {
-        let store = store.clone();
-        calls.spawn(async move {
-            let end = next(&held, State::Done);
-            (number, store.swap(&key, Expected::Record(&held), Next::Keep(&end)).await.unwrap())
-        });
-    }
-    for _ in 1..keys.len() {
-        let (number, swap) = calls.join_next().await.unwrap().unwrap();
-        assert_eq!((swap, number == 9), (Swap::Stored(held[number].fence), false));
-    }
-    assert!(start.elapsed() < Duration::from_secs(18), "nobody else waited: {:?}", start.elapsed());
-    client.batch_execute("rollback").await.unwrap();
-    assert_eq!(calls.join_next().await.unwrap().unwrap(), (9, Swap::Stored(held[9].fence)));
 }
 
 /// Each waited on a connection of the pool: of a task whose transaction was longer than its lease, sixteen duplicates kept
@@ -158,6 +163,36 @@ async fn claims_at_once_do_not_fail_with_one_whose_row_another_is_making() {
     }
     client.batch_execute("rollback").await.unwrap();
     claim(&store, &keys[9], &running(200)).await;
+}
+
+#[tokio::test]
+async fn a_claim_that_waits_for_a_row_that_another_is_making_holds_up_no_other() {
+    let place = Place::direct().await;
+    for locked in [0, 9] {
+        let (store, client) = (place.store_with("timeout=30s&lock_timeout=20s"), place.client().await);
+        let keys: Vec<_> = (0..20).map(|number| key(&format!("k-{locked}-{number}"))).collect();
+        let first = key(&format!("first-{locked}"));
+        claim(&store, &first, &running(1)).await;
+        client.batch_execute("begin").await.unwrap();
+        client.query(&plain_sql(COPY, SCHEMA), &[&keys[locked].as_str(), &first.as_str()]).await.unwrap();
+        let start = Instant::now();
+        let mut calls = tokio::task::JoinSet::new();
+        for (number, key) in keys.iter().cloned().enumerate() {
+            let store = store.clone();
+            calls.spawn(async move {
+                let next = running(100 + number as u128);
+                (number, store.swap(&key, Expected::Nothing, Next::Claim(&next)).await.unwrap())
+            });
+        }
+        for _ in 1..keys.len() {
+            let (number, swap) = calls.join_next().await.unwrap().unwrap();
+            assert!(matches!(swap, Swap::Stored(_)) && number != locked, "{number}: {swap:?}");
+        }
+        assert!(start.elapsed() < Duration::from_secs(18), "nobody else waited: {:?}", start.elapsed());
+        client.batch_execute("rollback").await.unwrap();
+        let (number, swap) = calls.join_next().await.unwrap().unwrap();
+        assert!(matches!(swap, Swap::Stored(_)) && number == locked, "{number}: {swap:?}");
+    }
 }
 
 /// A row of another's, as a person with `psql` makes it.

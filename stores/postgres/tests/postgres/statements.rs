@@ -3,10 +3,10 @@
 use taskonce_core::key::Key;
 use taskonce_core::record::{Record, State};
 use taskonce_core::store::{Expected, Next, Store, Swap};
-use taskonce_postgres::PostgresStore;
+use taskonce_postgres::{PostgresStore, plain_sql};
 use taskonce_testkit::PostgresServer;
 
-use crate::common::Place;
+use crate::common::{Place, SCHEMA};
 use crate::support::{claim, key, next, replace, running};
 
 #[tokio::test]
@@ -118,6 +118,40 @@ async fn claims_and_ends_that_come_at_once_share_statements() {
         assert!(matches!(&swap, Swap::Conflict(Some(found)) if found.record.state == State::Done), "{swap:?}");
     }
     assert!(count() - sent < AT_ONCE / 2, "so do duplicates");
+}
+
+/// A trigger of the user's, an audit table without room, a row policy: nineteen ends failed with the one.
+#[tokio::test]
+async fn what_the_database_refuses_among_those_that_come_at_once_fails_alone() {
+    let place = Place::direct().await;
+    let store = place.store();
+    let keys: Vec<Key> = (0..20).map(|number| key(&format!("k-{number}"))).collect();
+    let mut held = Vec::new();
+    for (number, key) in keys.iter().enumerate() {
+        held.push(claim(&store, key, &running(number as u128 + 1)).await);
+    }
+    let refuse = "create function refuse() returns trigger language plpgsql as
+         $$ begin if new.key like '%/k-9' or new.key like '%/n-9' then raise 'not this one'; end if; return new; end $$;
+         create trigger refuse before insert or update on {schema}.task for each row execute function refuse()";
+    place.database.psql(&plain_sql(refuse, SCHEMA)).unwrap();
+    let mut calls = tokio::task::JoinSet::new();
+    for (number, (name, held)) in keys.iter().cloned().zip(held).enumerate() {
+        let (ends, claims, other) = (store.clone(), store.clone(), key(&format!("n-{number}")));
+        calls.spawn(async move {
+            let end = next(&held, State::Done);
+            (number, ends.swap(&name, Expected::Record(&held), Next::Keep(&end)).await)
+        });
+        calls.spawn(async move {
+            let next = running(100 + number as u128);
+            (number, claims.swap(&other, Expected::Nothing, Next::Claim(&next)).await)
+        });
+    }
+    for (number, answer) in calls.join_all().await {
+        match answer {
+            Ok(swap) => assert!(matches!(swap, Swap::Stored(_)) && number != 9, "{number}: {swap:?}"),
+            Err(error) => assert!(error.to_string().contains("not this one") && number == 9, "{number}: {error}"),
+        }
+    }
 }
 
 #[tokio::test]
