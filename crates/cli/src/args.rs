@@ -1,6 +1,7 @@
 //! The arguments of the command line, and what `--help` says of them.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     Migrate(MigrateArgs),
     /// Look at the store's health
     Doctor,
+    /// Check a table of routes, and print it with the planned times of its retries
+    Routes(RoutesArgs),
     /// See what taskonce is for: tasks that arrive twice, workers that are killed, and three ways to handle them
     Demo(DemoArgs),
     /// Print a shell's completions
@@ -500,6 +503,14 @@ pub(crate) struct MigrateArgs {
     /// Print the grants that this role needs to use the store too
     #[arg(long, value_name = "ROLE", requires = "print")]
     pub(crate) grant_to: Option<String>,
+}
+
+/// The arguments of `routes`.
+#[derive(Debug, Args)]
+pub(crate) struct RoutesArgs {
+    /// The table: sources, handlers, and how the tasks of each pair are treated
+    #[arg(long, value_name = "FILE", default_value = "taskonce.toml")]
+    pub(crate) config: PathBuf,
 }
 
 /// The arguments of `purge`.

@@ -110,6 +110,7 @@ impl Code {
             | ErrorKind::Unsupported
             | ErrorKind::BadUrl
             | ErrorKind::BadPolicy
+            | ErrorKind::BadRoutes
             | ErrorKind::ForgetfulStore => Code::Configuration,
             ErrorKind::BadName
             | ErrorKind::BadId

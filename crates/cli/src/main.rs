@@ -13,10 +13,10 @@ mod plain;
 mod doctor;
 mod purge;
 mod report;
+mod routes;
 mod run;
 mod show;
 mod store;
-mod units;
 mod view;
 mod width;
 
@@ -29,6 +29,7 @@ use clap::error::ErrorKind as Refusal;
 use args::{Cli, Command, Common};
 use exit::Code;
 use report::{Form, Result, Trouble};
+use taskonce::units;
 
 fn main() -> ExitCode {
     let argv: Vec<OsString> = std::env::args_os().collect();
@@ -70,6 +71,7 @@ fn dispatch(command: Command, common: &Common, form: Form) -> Result<ExitCode> {
         Command::Purge(args) => purge::purge(&args, common, form),
         Command::Migrate(args) => migrate::migrate(&args, common, form),
         Command::Doctor => doctor::doctor(common, form),
+        Command::Routes(args) => routes::routes(&args, form),
         Command::Demo(args) => demo::demo(&args, form),
         Command::Completions { shell } => export::completions(shell, form),
         Command::Man { subcommand } => export::man(subcommand.as_deref(), form),

@@ -16,6 +16,8 @@ pub(crate) struct Trouble {
     kind: &'static str,
     text: String,
     hint: String,
+    /// What the JSON says beyond that.
+    detail: Option<(&'static str, Value)>,
 }
 
 /// A result of this program.
@@ -23,7 +25,12 @@ pub(crate) type Result<T, E = Trouble> = std::result::Result<T, E>;
 
 impl Trouble {
     pub(crate) fn new(code: Code, kind: &'static str, text: impl Into<String>, hint: impl Into<String>) -> Trouble {
-        Trouble { code, kind, text: text.into(), hint: hint.into() }
+        Trouble { code, kind, text: text.into(), hint: hint.into(), detail: None }
+    }
+
+    /// Says this in the JSON too.
+    pub(crate) fn with(self, name: &'static str, value: Value) -> Trouble {
+        Trouble { detail: Some((name, value)), ..self }
     }
 
     /// Arguments or input that cannot be used.
@@ -32,7 +39,12 @@ impl Trouble {
     }
 
     pub(crate) fn to_json(&self) -> Value {
-        json!({ "kind": self.kind, "message": self.text, "hint": self.hint, "exit_code": self.code.number() })
+        let mut object =
+            json!({ "kind": self.kind, "message": self.text, "hint": self.hint, "exit_code": self.code.number() });
+        if let Some((name, value)) = &self.detail {
+            object[*name] = value.clone();
+        }
+        object
     }
 }
 

@@ -243,16 +243,7 @@ pub fn fail(held: &Record, failure: &Failure, policy: &Policy, ran_for: Duration
     if parks(failed.effect, failure) {
         return end(failed, State::Parked, stamp);
     }
-    let for_good = match failure.class {
-        FailureClass::Permanent => true,
-        FailureClass::Retryable
-        | FailureClass::RanTooLong
-        | FailureClass::Dropped
-        | FailureClass::Crashed
-        | FailureClass::StepChanged
-        | FailureClass::StepInDoubt => false,
-    };
-    if for_good || failed.attempt >= policy.attempts_max {
+    if failed.attempt >= policy.attempts_max_of(failure.class) {
         return end_without_attempts(failed, stamp);
     }
     let delay = match failure.retry_after {

@@ -87,6 +87,8 @@ kinds! {
     BadUrl = "bad_url", Never, hint "write it as `sqlite:tasks.db`, `postgres://host/database`, `redis://host:6379/0` (or `redis+sentinel://`, `redis+cluster://`), or `memory:`";
     /// Settings contradict each other; all contradictions are named at once.
     BadPolicy = "bad_policy", Never, hint "change the settings named above";
+    /// The table of routes cannot be used; everything that is wrong with it is named at once.
+    BadRoutes = "bad_routes", Never, hint "change the lines and routes named above";
     /// The effect needs a store that keeps what it acknowledged, and this store may forget.
     ForgetfulStore = "forgetful_store", Never, hint "use SQLite, or accept it with `store_may_forget = true`";
     // Identity.

@@ -299,6 +299,17 @@ impl fmt::Debug for DownstreamKey {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 16]);
 
+impl Fingerprint {
+    /// That of a payload which is no JSON: the first 16 bytes of the SHA-256 of its bytes.
+    #[must_use]
+    pub fn of_bytes(payload: &[u8]) -> Fingerprint {
+        let digest: [u8; 32] = Sha256::digest(payload).into();
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&digest[..16]);
+        Fingerprint(bytes)
+    }
+}
+
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", u128::from_be_bytes(self.0))

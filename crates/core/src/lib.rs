@@ -22,6 +22,7 @@ pub mod host;
 pub mod memory;
 pub mod codec;
 pub mod error;
+pub mod units;
 mod cache;
 
 pub use cache::CacheLimits;

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::record::FailureClass;
 use crate::store::{Memory, Store};
 
 /// What kind of effect a handler has. It decides what the system can promise, so there is no default.
@@ -112,6 +113,11 @@ pub struct Policy {
     pub run_max: Option<Duration>,
     /// The most attempts, counted at claim. Default 5.
     pub attempts_max: u32,
+    /// The attempt at which a failure for good is the end, at most `attempts_max`. Default 1: no such failure is tried again.
+    pub permanent_attempts_max: u32,
+    /// The attempt at which a handler that ran longer than `run_max` is the end, at most and by default (`None`)
+    /// `attempts_max`. It holds a worker for so long each time.
+    pub poison_attempts_max: Option<u32>,
     /// The most claims that may end by a passed lease; then the task is parked. Default 3.
     pub crashes_max: u32,
     /// Delay between attempts.
@@ -137,6 +143,8 @@ impl Policy {
             heartbeat: None,
             run_max: None,
             attempts_max: 5,
+            permanent_attempts_max: 1,
+            poison_attempts_max: None,
             crashes_max: 3,
             backoff: Backoff::default(),
             retention: Duration::from_secs(14 * 24 * 60 * 60),
@@ -150,6 +158,21 @@ impl Policy {
     #[must_use]
     pub fn heartbeat_every(&self) -> Duration {
         self.heartbeat.unwrap_or(self.lease / 3)
+    }
+
+    /// The attempt at which a failure of this class is the end.
+    #[must_use]
+    pub fn attempts_max_of(&self, class: FailureClass) -> u32 {
+        let of_class = match class {
+            FailureClass::Permanent => self.permanent_attempts_max,
+            FailureClass::RanTooLong => self.poison_attempts_max.unwrap_or(self.attempts_max),
+            FailureClass::Retryable
+            | FailureClass::Dropped
+            | FailureClass::Crashed
+            | FailureClass::StepChanged
+            | FailureClass::StepInDoubt => self.attempts_max,
+        };
+        of_class.min(self.attempts_max)
     }
 
     /// What is kept off the lease, so that the worker stops before the store lets another in: a tenth of it.
@@ -190,6 +213,19 @@ impl Policy {
         }
         if self.attempts_max == 0 {
             faults.push("attempts_max is 0; the first run is an attempt".to_owned());
+        }
+        let of_classes = [
+            ("permanent_attempts_max", Some(self.permanent_attempts_max)),
+            ("poison_attempts_max", self.poison_attempts_max),
+        ];
+        for (name, max) in of_classes {
+            match max {
+                Some(0) => faults.push(format!("{name} is 0; the first run is an attempt")),
+                Some(max) if max > self.attempts_max => {
+                    faults.push(format!("{name} is {max}, above attempts_max {}", self.attempts_max));
+                }
+                Some(_) | None => {}
+            }
         }
         if self.crashes_max == 0 {
             faults.push("crashes_max is 0; a task is parked when it reaches it".to_owned());
@@ -283,17 +319,31 @@ mod tests {
             heartbeat: Some(Duration::from_secs(4)),
             retention: Duration::from_secs(5),
             attempts_max: 0,
+            poison_attempts_max: Some(3),
             ..Policy::new(Effect::Keyed)
         };
         let error = policy.check().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::BadPolicy);
         let text = error.to_string();
-        for part in
-            ["heartbeat every 4s is above a third of the lease", "retention 5s is below the lease", "attempts_max is 0"]
-        {
+        for part in [
+            "heartbeat every 4s is above a third of the lease",
+            "retention 5s is below the lease",
+            "attempts_max is 0",
+            "permanent_attempts_max is 1, above attempts_max 0",
+            "poison_attempts_max is 3, above attempts_max 0",
+        ] {
             assert!(text.contains(part), "{text}");
         }
         assert!(Policy::new(Effect::Keyed).check().is_ok());
+    }
+
+    #[test]
+    fn a_class_of_failure_has_its_own_last_attempt_within_that_of_all() {
+        let policy = Policy { attempts_max: 4, poison_attempts_max: Some(2), ..Policy::new(Effect::Keyed) };
+        assert_eq!(FailureClass::ALL.map(|class| policy.attempts_max_of(class)), [4, 1, 2, 4, 4, 4, 4]);
+        assert_eq!(Policy::new(Effect::Keyed).attempts_max_of(FailureClass::RanTooLong), 5);
+        let lenient = Policy { permanent_attempts_max: 9, ..policy };
+        assert_eq!(lenient.attempts_max_of(FailureClass::Permanent), 4);
     }
 
     #[test]

@@ -71,9 +71,11 @@ pub use taskonce_core::record::{
 };
 pub use taskonce_core::step::{Step, StepState};
 pub use taskonce_core::store::{Cursor, Filter, Finding, Level, Memory, Purged, Row, Store};
+pub use taskonce_core::units;
 pub use taskonce_core::{CacheLimits, Error, ErrorKind, Result, Retry};
 pub use taskonce_worker::elsewhere::run_elsewhere;
 pub use taskonce_worker::outcome::{JSON, MSGPACK};
+pub use taskonce_worker::routes;
 pub use taskonce_worker::{Context, Heart, Outcome, Replayed, Run, Settlement, StepContext, SystemHost};
 
 /// The examples of the README compile.

@@ -11,6 +11,7 @@ mod postgres;
 mod postgres_transactions;
 mod redis;
 mod replaying;
+mod routes;
 mod steps;
 mod streams;
 mod terminal;

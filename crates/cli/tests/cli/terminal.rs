@@ -91,3 +91,18 @@ fn a_list_keeps_to_the_width_of_its_terminal() {
     let whole = desk.say(&["list"]).text();
     assert!(whole.lines().any(|line| line.chars().count() > 100), "a file gets more: {whole}");
 }
+
+#[test]
+fn routes_keep_to_the_width_of_their_terminal() {
+    let desk = Desk::new();
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/routes.md")).unwrap();
+    let example = page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let long = "a-name-that-is-quite-long-for-a-terminal-of-eighty-columns";
+    let text = format!("{example}[handlers.{long}]\neffect = 'keyed'\nlease = '1s'\n[routes.orders.{long}]\n");
+    std::fs::write(desk.path("taskonce.toml"), text).unwrap();
+    for columns in [80, 120] {
+        let told = at_width(&desk, columns, "routes");
+        let longest = told.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(longest <= usize::from(columns) && told.contains('…'), "{longest} in {told}");
+    }
+}

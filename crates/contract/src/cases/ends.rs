@@ -270,6 +270,25 @@ pub(super) async fn the_last_failed_attempt_is_dead(stage: Stage) {
     seen(actor.claim(&task, &policy).await, "dead");
 }
 
+pub(super) async fn a_class_of_failure_has_its_own_last_attempt(stage: Stage) {
+    let actor = stage.actor("a");
+    let policy =
+        Policy { attempts_max: 4, permanent_attempts_max: 2, poison_attempts_max: Some(3), ..policy(Effect::Keyed) };
+    for (class, last) in [
+        (FailureClass::Permanent, 2),
+        (FailureClass::RanTooLong, 3),
+        (FailureClass::Retryable, 4),
+        (FailureClass::Dropped, 4),
+    ] {
+        let task = stage.task(class.name());
+        for attempt in 1..=last {
+            let claim = run(actor.claim(&task, &policy).await);
+            let wanted = if attempt < last { State::Waiting } else { State::Dead };
+            assert_eq!(recorded(claim.fail(Failure::new(class, "no")).await).state, wanted, "{class:?} {attempt}");
+        }
+    }
+}
+
 /// The retry lost its claim, or was refused by its own key.
 pub(super) async fn a_retry_keeps_its_record(stage: Stage) {
     let task = stage.task("a");

@@ -167,6 +167,7 @@ macro_rules! __each_case {
                 the_delay_is_judged_inside_the_claim
                 a_permanent_failure_is_dead_at_once
                 the_last_failed_attempt_is_dead
+                a_class_of_failure_has_its_own_last_attempt
                 a_retry_keeps_its_record
                 an_unrepeatable_failure_is_parked_unless_nothing_happened
                 a_release_does_not_count_the_attempt

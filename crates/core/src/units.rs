@@ -8,7 +8,10 @@ const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 
 /// Reads a duration: a whole number and one unit of `ms`, `s`, `m`, `h`, `d`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+///
+/// # Errors
+/// What is wrong with it and how one is written, for a message. A number without a unit is none.
+pub fn duration(text: &str) -> Result<Duration, String> {
     let form = "write a whole number and a unit, such as `500ms`, `30s`, `5m`, `2h` or `14d`";
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -26,8 +29,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     millis.map(Duration::from_millis).ok_or_else(|| "this duration is too long".to_owned())
 }
 
-/// Reads a size: a whole number and one unit of `B`, `KiB`, `MiB`, `GiB`.
-pub(crate) fn size(text: &str) -> Result<usize, String> {
+/// Reads a size in bytes: a whole number and one unit of `B`, `KiB`, `MiB`, `GiB`.
+///
+/// # Errors
+/// What is wrong with it and how one is written, for a message.
+pub fn size(text: &str) -> Result<usize, String> {
     let form = "write a whole number and a unit, such as `1024B`, `64KiB` or `1MiB`";
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -43,8 +49,22 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
     number.checked_mul(scale).ok_or_else(|| "this size is too large".to_owned())
 }
 
+/// A duration as [`duration`] reads it, in the largest unit that says it exactly: `90s`, `2h`, `1500ms`. What is below a
+/// millisecond is cut off.
+#[must_use]
+pub fn written(duration: Duration) -> String {
+    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let units = [(DAY, "d"), (HOUR, "h"), (MINUTE, "m"), (SECOND, "s")];
+    match units.into_iter().find(|(scale, _)| millis >= *scale && millis % scale == 0) {
+        Some((scale, unit)) => format!("{}{unit}", millis / scale),
+        None if millis == 0 => "0s".to_owned(),
+        None => format!("{millis}ms"),
+    }
+}
+
 /// A duration for people, in its two largest units: `450 ms`, `3 s`, `2 min 5 s`, `13 d 23 h`.
-pub(crate) fn spell(duration: Duration) -> String {
+#[must_use]
+pub fn spell(duration: Duration) -> String {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let two = |large: u64, large_name: &str, small: u64, small_name: &str| {
         let (whole, rest) = (millis / large, millis % large / small);
@@ -60,13 +80,22 @@ pub(crate) fn spell(duration: Duration) -> String {
 }
 
 /// What is left of something, for people: rounded up, so that waiting so long is enough.
-pub(crate) fn spell_left(left: Duration) -> String {
+#[must_use]
+pub fn spell_left(left: Duration) -> String {
     let millis = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-    if millis < SECOND { spell(left) } else { spell(Duration::from_secs(millis.div_ceil(SECOND))) }
+    // Of each, what `spell` leaves out is below the second unit.
+    let step = match millis {
+        0..SECOND => 1,
+        SECOND..HOUR => SECOND,
+        HOUR..DAY => MINUTE,
+        DAY.. => HOUR,
+    };
+    spell(Duration::from_millis(millis.div_ceil(step).saturating_mul(step)))
 }
 
 /// A number of bytes for people: `80 B`, `1.5 KiB`.
-pub(crate) fn spell_size(bytes: u64) -> String {
+#[must_use]
+pub fn spell_size(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -99,6 +128,17 @@ mod tests {
     }
 
     #[test]
+    fn a_duration_is_written_as_it_is_read() {
+        for text in ["0s", "1ms", "1500ms", "30s", "90s", "2m", "36h", "14d"] {
+            assert_eq!(written(duration(text).unwrap()), text);
+        }
+        assert_eq!(
+            (written(Duration::from_secs(3600)), written(Duration::from_micros(900))),
+            ("1h".into(), "0s".into())
+        );
+    }
+
+    #[test]
     fn sizes_are_a_whole_number_and_one_binary_unit() {
         assert_eq!(size("0B"), Ok(0));
         assert_eq!(size("1MiB"), Ok(1024 * 1024));
@@ -115,7 +155,9 @@ mod tests {
         assert_eq!(spelled(120_000), "2 min");
         assert_eq!(spelled(125_000), "2 min 5 s");
         assert_eq!(spelled(14 * DAY - 1), "13 d 23 h");
-        assert_eq!(spell_left(Duration::from_millis(17_001)), "18 s");
+        let left = |millis| spell_left(Duration::from_millis(millis));
+        assert_eq!((left(450), left(17_001), left(59_001)), ("450 ms".into(), "18 s".into(), "1 min".into()));
+        assert_eq!((left(HOUR + 1), left(DAY + 1)), ("1 h 1 min".into(), "1 d 1 h".into()));
     }
 
     #[test]
