@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::io;
 use std::process::ExitCode;
 
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use taskonce::{Cursor, Filter, Found, Key, Ledger, Name, Row, State};
 
@@ -12,6 +11,7 @@ use crate::args::{Common, FilterArgs, ListArgs};
 use crate::exit::Code;
 use crate::report::{self, Form, Result, Trouble};
 use crate::units::{spell, spell_left};
+use crate::width::Shrinks;
 use crate::{block_on, plain, store, view, width};
 
 /// The largest page asked of a store at once.
@@ -111,29 +111,8 @@ fn table(rows: &[Row], columns: Option<usize>) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let mut cells: Vec<[String; 6]> = rows.iter().map(cells).collect();
-    if let Some(columns) = columns {
-        // A column has a space on each side; those at the ends of a line are trimmed.
-        let others: usize = (0..5).map(|at| 2 + widest(&cells, at)).sum();
-        let room = columns.saturating_sub(others).max(HEADS[5].len());
-        for row in &mut cells {
-            row[5] = width::cut(&row[5], room);
-        }
-    }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(HEADS);
-    table.add_rows(cells);
-    let mut text = String::new();
-    for line in table.lines() {
-        text.push_str(line.trim());
-        text.push('\n');
-    }
-    text
-}
-
-fn widest(cells: &[[String; 6]], at: usize) -> usize {
-    cells.iter().map(|row| row[at].chars().count()).fold(HEADS[at].len(), usize::max)
+    let shrinks = Shrinks { column: 5, min: HEADS[5].len() };
+    width::table(HEADS, rows.iter().map(cells).collect(), shrinks, columns)
 }
 
 fn cells(row: &Row) -> [String; 6] {

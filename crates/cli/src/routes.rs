@@ -7,7 +7,6 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use taskonce::routes::{BreakerRules, Fault, Planned, Refused, Route, Routes, SourceRules};
 
@@ -15,6 +14,7 @@ use crate::args::RoutesArgs;
 use crate::exit::Code;
 use crate::report::{self, Form, Result, Trouble};
 use crate::units::{spell_left, written};
+use crate::width::Shrinks;
 use crate::{plain, width};
 
 /// The longest file that is read: 16 MiB.
@@ -40,12 +40,7 @@ pub(crate) fn routes(args: &RoutesArgs, form: Form) -> Result<ExitCode> {
 fn read(path: &Path) -> Result<String> {
     let failed = |why: String| {
         let text = format!("file `{}`: {why}", path.display());
-        Trouble::new(
-            Code::Configuration,
-            "usage",
-            text,
-            "name the table of routes with `--config`; docs/routes.md shows one",
-        )
+        Trouble::usage(text, "name the table of routes with `--config`; docs/routes.md shows one")
     };
     let mut text = String::new();
     let file = File::open(path).map_err(|error| failed(error.to_string()))?;
@@ -75,12 +70,17 @@ fn trouble(name: &str, refused: &Refused) -> Trouble {
 /// other columns are already.
 fn whole(routes: &Routes, columns: Option<usize>) -> String {
     let note = |text: String| columns.map_or(text.clone(), |columns| width::wrap(&text, columns));
-    let mut text =
-        table(["ROUTE", "EFFECT", "ATTEMPTS", "BACKOFF", "LEASE", "RUN MAX"], routes.iter().map(treatment), columns);
+    let mut text = width::table(
+        ["ROUTE", "EFFECT", "ATTEMPTS", "BACKOFF", "LEASE", "RUN MAX"],
+        routes.iter().map(treatment).collect(),
+        SHRINKS,
+        columns,
+    );
     text.push('\n');
-    text.push_str(&table(
+    text.push_str(&width::table(
         ["ROUTE", "RETENTION", "AT ONCE", "RATE", "BREAKER", "STORE AWAY"],
-        routes.iter().map(limits),
+        routes.iter().map(limits).collect(),
+        SHRINKS,
         columns,
     ));
     text.push_str(&note(format!("\n{RETRIES}\n")));
@@ -88,9 +88,10 @@ fn whole(routes: &Routes, columns: Option<usize>) -> String {
         text.push_str(&fill(&plain::line(&route.name()), retries(route), columns));
     }
     text.push('\n');
-    text.push_str(&table(
+    text.push_str(&width::table(
         ["SOURCE", "VISIBILITY", "REDELIVERY", "DEAD LETTERS", "DELIVERIES", "RETRIES"],
-        routes.sources().iter().map(source_cells),
+        routes.sources().iter().map(source_cells).collect(),
+        SHRINKS,
         columns,
     ));
     if !routes.warnings().is_empty() {
@@ -105,32 +106,8 @@ fn whole(routes: &Routes, columns: Option<usize>) -> String {
 /// What stands above the planned retries.
 const RETRIES: &str = "Retries at the latest, after the first failure; with full jitter each may come at once, and on average at half of \
     it. A task is over, dead or parked, at the latest so long after its first start.";
-/// A name is cut no shorter than this.
-const NAME_MIN: usize = 12;
-
-/// A table, its first column cut where a terminal is narrower.
-fn table<const N: usize>(heads: [&str; N], rows: impl Iterator<Item = [String; N]>, columns: Option<usize>) -> String {
-    let mut rows: Vec<[String; N]> = rows.collect();
-    if let Some(columns) = columns {
-        let widest = |at: usize| rows.iter().map(|row| row[at].chars().count()).fold(heads[at].len(), usize::max);
-        // A column has a space on each side; those at the ends of a line are trimmed.
-        let others: usize = (1..N).map(|at| 2 + widest(at)).sum();
-        let room = columns.saturating_sub(others).max(NAME_MIN);
-        for row in &mut rows {
-            row[0] = width::cut(&row[0], room);
-        }
-    }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(heads);
-    table.add_rows(rows);
-    let mut text = String::new();
-    for line in table.lines() {
-        text.push_str(line.trim());
-        text.push('\n');
-    }
-    text
-}
+/// Names give way on a narrow terminal.
+const SHRINKS: Shrinks = Shrinks { column: 0, min: 12 };
 
 fn treatment(route: &Route) -> [String; 6] {
     let policy = &route.policy;

@@ -1,6 +1,8 @@
-//! The width of a terminal, and text that keeps to it.
+//! The width of a terminal, and text and tables that keep to it.
 
 use std::os::fd::AsFd;
+
+use comfy_table::{Table, presets};
 
 /// The columns of the terminal behind a stream; `None` when it is none.
 pub(crate) fn of(stream: impl AsFd) -> Option<usize> {
@@ -37,6 +39,41 @@ pub(crate) fn wrap(text: &str, columns: usize) -> String {
     wrapped
 }
 
+/// The column of a table that is cut where the terminal is narrower, and the least that is left of it.
+#[derive(Clone, Copy)]
+pub(crate) struct Shrinks {
+    pub(crate) column: usize,
+    pub(crate) min: usize,
+}
+
+/// A table without lines around it. With `columns` no line is wider, unless the columns that stay are already.
+pub(crate) fn table<const N: usize>(
+    heads: [&str; N],
+    mut rows: Vec<[String; N]>,
+    shrinks: Shrinks,
+    columns: Option<usize>,
+) -> String {
+    if let Some(columns) = columns {
+        let widest = |at: usize| rows.iter().map(|row| row[at].chars().count()).fold(heads[at].len(), usize::max);
+        // A column has a space on each side; those at the ends of a line are trimmed.
+        let others: usize = (0..N).filter(|at| *at != shrinks.column).map(|at| 2 + widest(at)).sum();
+        let room = columns.saturating_sub(others).max(shrinks.min);
+        for row in &mut rows {
+            row[shrinks.column] = cut(&row[shrinks.column], room);
+        }
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(heads);
+    table.add_rows(rows);
+    let mut text = String::new();
+    for line in table.lines() {
+        text.push_str(line.trim());
+        text.push('\n');
+    }
+    text
+}
+
 /// The text, or its beginning and `…`, in at most `columns`.
 pub(crate) fn cut(text: &str, columns: usize) -> String {
     if text.chars().count() <= columns {
@@ -64,6 +101,16 @@ mod tests {
         ] {
             assert_eq!(wrap(text, columns), wrapped);
         }
+    }
+
+    #[test]
+    fn one_column_of_a_table_gives_way_and_no_more_than_it_may() {
+        let rows = || vec![["a long name".to_owned(), "5".to_owned()], ["b".to_owned(), "11".to_owned()]];
+        let shrinks = Shrinks { column: 0, min: 4 };
+        let of = |columns| table(["NAME", "N"], rows(), shrinks, columns);
+        assert_eq!(of(None), "NAME         N\na long name  5\nb            11\n");
+        assert_eq!(of(Some(12)), "NAME      N\na long …  5\nb         11\n");
+        assert_eq!(of(Some(3)), "NAME  N\na l…  5\nb     11\n");
     }
 
     #[test]

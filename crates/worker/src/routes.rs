@@ -10,6 +10,7 @@ mod builder;
 mod resolve;
 mod check;
 mod file;
+mod values;
 mod identity;
 mod times;
 mod rate;
@@ -140,6 +141,8 @@ pub struct Route {
     pub handler: Arc<str>,
     /// The same with its namespace: the beginning of its tasks' keys.
     pub keys: Handler,
+    /// How long its source leaves a delivery to its receiver, as far as the table says that.
+    pub visibility: Option<Duration>,
     /// What a claim is made with: effect, lease, `run_max`, retention, backoff, attempts. Checked.
     pub policy: Policy,
     /// The most that run at once in a process.
@@ -160,7 +163,7 @@ impl Route {
     /// When its attempts come after a first failure, and when the task is dead at the latest.
     #[must_use]
     pub fn times(&self) -> Times {
-        Times::of(&self.policy)
+        Times::of(&self.policy, self.visibility)
     }
 
     /// `orders × charge@2`, for people.

@@ -337,7 +337,33 @@ fn what_no_toml_is_says_where() {
         assert!(told.faults[0].text.starts_with("this is no TOML"), "{told}");
     }
     assert_eq!(refused("").len(), 1, "an empty table routes nothing");
-    assert!(refused("sources = 3")[0].contains("a table is needed"));
+}
+
+#[test]
+fn a_table_that_is_none_or_that_a_dot_has_made_is_told_how_to_be_written() {
+    for (text, says) in [
+        ("sources = 3", "line 1: this is 3; a table is needed | write `[sources]` and below it what is in it"),
+        (
+            "[routes.a]\nb = true",
+            "line 2: route a × b: this is true; a table is needed | write `[routes.a.b]` and below it what is in it",
+        ),
+        (
+            "[handlers]\n'c@1' = 1",
+            "line 2: handler c@1: this is 1; a table is needed | write `[handlers.\"c@1\"]` and below it what is in it",
+        ),
+        (
+            "[handlers.a.b]\neffect = 'keyed'",
+            "line 1: handler a: there is no setting `b` | no setting is a table; put a name that has a dot in quotes: `[handlers.\"a.b\"]`",
+        ),
+        (
+            "[defaults]\nweight = 1001",
+            "line 2: defaults: `weight` is above 1000: others would wait for long rounds | lower all weights; only their ratio counts",
+        ),
+    ] {
+        let told = refused(text);
+        assert!(told.iter().any(|line| line == says), "{says}\nis not in\n{}", told.join("\n"));
+    }
+    assert!(refused("[routes.a.b@2]")[0].contains("`\"charge@2\"`"), "an unquoted `@` is no TOML");
 }
 
 #[test]

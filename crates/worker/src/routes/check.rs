@@ -14,6 +14,8 @@ pub(super) const CONCURRENCY_MAX: u32 = 16;
 pub(super) const BREAKER_FAILURES: u32 = 20;
 pub(super) const BREAKER_PAUSE: Duration = Duration::from_secs(30);
 
+/// The largest weight of a route.
+const WEIGHT_MAX: u32 = 1000;
 /// A broker that gives up by itself should do so far later than the route: after so many times its attempts.
 const DELIVERIES_PER_ATTEMPT: u32 = 10;
 /// A visibility timeout of so many leases makes a killed worker's task wait that long.
@@ -128,6 +130,10 @@ pub(super) fn alone(layer: &Layer, faults: &mut Vec<Fault>) {
     ];
     for (name, _, hint) in counts.into_iter().filter(|(_, count, _)| *count == Some(0)) {
         fault(name, format!("`{name}` is 0"), hint);
+    }
+    if said.weight.is_some_and(|weight| weight > WEIGHT_MAX) {
+        let text = format!("`weight` is above {WEIGHT_MAX}: others would wait for long rounds");
+        fault("weight", text, "lower all weights; only their ratio counts");
     }
     if let Some(rate) = said.rate.flatten().filter(|rate| rate.starts == 0 || rate.per.is_zero()) {
         fault(

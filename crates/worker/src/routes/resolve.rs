@@ -8,6 +8,7 @@ use taskonce_core::policy::{Backoff, Effect, Policy};
 
 use super::builder::{Layer, RouteLayer, RoutesBuilder};
 use super::check::{self, Found, Layers};
+use super::file::key;
 use super::{
     BreakerRules, Fault, Place, ROUTES_MAX, RateRules, Refused, Route, RouteId, Routes, Settings, SourceRules,
     StoreAway,
@@ -33,7 +34,7 @@ pub(super) fn build(mut table: RoutesBuilder) -> Result<Routes, Refused> {
         let said = [Some(&table.defaults), Some(of_source), one.general, one.specific, layers.general, layers.specific];
         let layers = Layers(said.into_iter().flatten().collect());
         let id = RouteId(u32::try_from(routes.len()).unwrap_or(u32::MAX));
-        if let Some(route) = route(id, &rules.name, one, &layers, &mut contradictions) {
+        if let Some(route) = route(id, rules, one, &layers, &mut contradictions) {
             check::contradictions(&route, rules, &layers, &mut contradictions);
             check::warnings(&route, rules, &layers, &mut warnings);
             routes.push(route);
@@ -206,7 +207,7 @@ fn expand<'a>(
 /// The route that the layers make; `None` where it cannot be one, and then it is told why.
 fn route(
     id: RouteId,
-    source: &Arc<str>,
+    source: &SourceRules,
     handler: &OneVersion<'_>,
     layers: &Layers<'_>,
     faults: &mut Found,
@@ -219,7 +220,7 @@ fn route(
     let Some(effect) = said.effect else {
         let kinds = Effect::ALL.map(|effect| format!("`{}`", effect.name())).join(", ");
         faults.add(
-            &format!("{source} × {name}"),
+            &format!("{} × {name}", source.name),
             "nothing says what kind of effect it has".to_owned(),
             format!("set `effect` of the handler to one of {kinds}: it decides what can be promised"),
         );
@@ -231,9 +232,10 @@ fn route(
     let pause = said.breaker_pause.unwrap_or(check::BREAKER_PAUSE);
     Some(Route {
         id,
-        source: Arc::clone(source),
+        source: Arc::clone(&source.name),
         handler: name,
         keys,
+        visibility: source.visibility,
         policy,
         concurrency_max: said.concurrency_max.unwrap_or(check::CONCURRENCY_MAX),
         rate,
@@ -277,14 +279,14 @@ fn unserved(
     let sources: HashSet<usize> = found.keys().map(|(source, _)| *source).collect();
     for (at, (rules, layer)) in table.sources.iter().enumerate() {
         if !sources.contains(&at) {
-            let hint = format!("add `[routes.{}.HANDLER]`, or remove the source", rules.name);
+            let hint = format!("add `[routes.{}.HANDLER]`, or remove the source", key(&rules.name));
             warnings.push(layer.fault("", "no handler serves it", hint));
         }
     }
     let served: HashSet<usize> = found.keys().map(|(_, handler)| *handler).collect();
     for (at, one) in handlers.all.iter().enumerate() {
         if let (false, Some(layer)) = (served.contains(&at), one.specific.or(one.general)) {
-            let hint = format!("add `[routes.SOURCE.{}]`, or remove the handler", one.name);
+            let hint = format!("add `[routes.SOURCE.{}]`, or remove the handler", key(one.name));
             warnings.push(layer.fault("", "it serves no source", hint));
         }
     }

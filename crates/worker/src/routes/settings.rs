@@ -94,7 +94,7 @@ settings! {
     breaker_failures: Option<u32>,
     /// How long it is paused before one task at a time is tried. Default 30 s.
     breaker_pause: Duration,
-    /// How many turns the route has where one of weight 1 has one. Default 1.
+    /// How many turns the route has where one of weight 1 has one, at most 1000. Default 1.
     weight: u32,
     /// What becomes of a delivery while the store is away. Default: it waits.
     store_away: StoreAway,

@@ -34,14 +34,14 @@ pub struct Times {
     /// All delays together, at most.
     pub delays_max: Duration,
     /// From the first start until the task is dead or parked, at most: every attempt runs for `run_max`, every delay is the
-    /// longest, and `crashes_max` of them end by a lease that passes. `None`: there is no `run_max`.
+    /// longest, and after `crashes_max` of them lease and visibility timeout have to pass. `None`: there is no `run_max`.
     pub settled_max: Option<Duration>,
 }
 
 impl Times {
-    /// The plan of a policy.
+    /// The plan of a policy, of deliveries with this visibility timeout where it is known.
     #[must_use]
-    pub fn of(policy: &Policy) -> Times {
+    pub fn of(policy: &Policy, visibility: Option<Duration>) -> Times {
         let attempts_max = policy.attempts_max;
         let mut latest = Duration::ZERO;
         let planned = (2..=attempts_max)
@@ -54,7 +54,9 @@ impl Times {
         let delays_max = sum(&policy.backoff, attempts_max.saturating_sub(1));
         let settled_max = policy.run_max.map(|run_max| {
             let runs = run_max.saturating_mul(attempts_max);
-            let crashes = policy.lease.saturating_mul(policy.crashes_max.min(attempts_max));
+            // The next worker needs the delivery and the claim.
+            let crash = policy.lease.max(visibility.unwrap_or_default());
+            let crashes = crash.saturating_mul(policy.crashes_max.min(attempts_max));
             delays_max.saturating_add(runs).saturating_add(crashes)
         });
         Times { planned, attempts_max, delays_max, settled_max }
@@ -89,7 +91,7 @@ mod tests {
     fn attempts_are_planned_from_the_first_failure_on() {
         let backoff = Backoff { delay_min: seconds(2), delay_max: seconds(10), factor: 2.0 };
         let policy = Policy { attempts_max: 6, backoff, ..Policy::new(Effect::Keyed) };
-        let times = Times::of(&policy);
+        let times = Times::of(&policy, None);
         let latest: Vec<_> = times.planned.iter().map(|one| (one.attempt, one.latest.as_secs())).collect();
         assert_eq!(latest, [(2, 2), (3, 6), (4, 14), (5, 24), (6, 34)]);
         assert!(times.planned.iter().all(|one| one.earliest.is_zero() && one.mean * 2 == one.latest));
@@ -106,20 +108,23 @@ mod tests {
             backoff: Backoff { delay_min: seconds(7), delay_max: seconds(7), factor: 1.0 },
             ..Policy::new(Effect::Keyed)
         };
-        assert_eq!(Times::of(&policy).settled_max, Some(seconds(2 * 100 + 7 + 2 * 30)));
-        let once = Times::of(&Policy { attempts_max: 1, ..policy });
+        let settled_max = |visibility| Times::of(&policy, visibility).settled_max;
+        assert_eq!(settled_max(None), Some(seconds(2 * 100 + 7 + 2 * 30)));
+        assert_eq!(settled_max(Some(seconds(20))), settled_max(None));
+        assert_eq!(settled_max(Some(seconds(50))), Some(seconds(2 * 100 + 7 + 2 * 50)));
+        let once = Times::of(&Policy { attempts_max: 1, ..policy }, None);
         assert_eq!((once.planned.len(), once.delays_max, once.settled_max), (0, seconds(0), Some(seconds(130))));
     }
 
     #[test]
     fn a_plan_without_an_end_is_bounded_and_soon_made() {
         let policy = Policy { attempts_max: u32::MAX, ..Policy::new(Effect::Keyed) };
-        let times = Times::of(&policy);
+        let times = Times::of(&policy, None);
         assert_eq!(times.planned.len(), PLANNED_MAX);
         // 1 + 2 + … + 512 s, and then 10 min each.
         assert_eq!(times.delays_max, seconds(1023 + 600 * u64::from(u32::MAX - 11)));
         let slow = Backoff { factor: 1.0, ..Backoff::default() };
-        assert!(Times::of(&Policy { backoff: slow, ..policy }).delays_max >= seconds(u64::from(u32::MAX) - 1));
+        assert!(Times::of(&Policy { backoff: slow, ..policy }, None).delays_max >= seconds(u64::from(u32::MAX) - 1));
     }
 
     proptest! {
@@ -133,7 +138,7 @@ mod tests {
             let delay_min = Duration::from_millis(delay_min);
             let backoff = Backoff { delay_min, delay_max: delay_min + Duration::from_millis(more), factor };
             let attempts_max = draws.len() as u32 + 1;
-            let times = Times::of(&Policy { attempts_max, backoff, ..Policy::new(Effect::Keyed) });
+            let times = Times::of(&Policy { attempts_max, backoff, ..Policy::new(Effect::Keyed) }, None);
             let mut after = Duration::ZERO;
             for (attempt, random) in (1..).zip(draws) {
                 after += backoff.delay(attempt, random);
