@@ -183,6 +183,13 @@ impl Error {
         self
     }
 
+    /// The same error for another caller, where one answer was for several. The cause stays with the first.
+    #[must_use]
+    pub fn again(&self) -> Error {
+        let (message, subject, hint) = (self.message.clone(), self.subject.clone(), self.hint.clone());
+        Error { kind: self.kind, message, subject, hint, source: None }
+    }
+
     /// The kind.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
@@ -238,5 +245,15 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), ErrorKind::ALL.len());
         assert!(ErrorKind::ALL.iter().all(|kind| !kind.hint().is_empty()));
+    }
+
+    #[test]
+    fn an_error_for_another_caller_says_the_same() {
+        let first = Error::new(ErrorKind::Full, "a: no room").about("file `a`").with_hint("make some");
+        let plain = Error::new(ErrorKind::Full, "no room");
+        for error in [first, plain] {
+            assert_eq!(format!("{:?}", error.again()), format!("{error:?}"));
+            assert_eq!(error.again().subject(), error.subject());
+        }
     }
 }

@@ -5,7 +5,7 @@ use taskonce_core::error::{Error, ErrorKind, Result};
 
 use crate::Content;
 use crate::connect::{Purpose, check_version, connect, gone};
-use crate::fault::{again, fault};
+use crate::fault::fault;
 use crate::live::Live;
 
 /// What became of those that were taken together.
@@ -86,7 +86,7 @@ impl<C: Content> Live<C> {
                 self.write_apart(conn, first, answers);
                 self.write_apart(conn, second, answers);
             }
-            Err(error) => answers.extend(jobs.iter().map(|_| Err(again(&error)))),
+            Err(error) => answers.extend(jobs.iter().map(|_| Err(error.again()))),
         }
     }
 

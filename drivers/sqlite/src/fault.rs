@@ -34,21 +34,6 @@ pub fn about(path: &Path, kind: ErrorKind, message: impl Into<String>) -> Error 
     Error::new(kind, message).about(format!("file `{}`", path.display()))
 }
 
-/// The same error for another caller of the same batch.
-#[must_use]
-pub fn again(error: &Error) -> Error {
-    let text = error.to_string();
-    let message = match error.subject() {
-        Some(subject) => text.strip_prefix(subject).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&text),
-        None => &text,
-    };
-    let copy = Error::new(error.kind(), message).with_hint(error.hint());
-    match error.subject() {
-        Some(subject) => copy.about(subject),
-        None => copy,
-    }
-}
-
 fn kind_of(path: &Path, failure: rusqlite::ffi::Error) -> (ErrorKind, Option<String>) {
     let folder = host::folder(path);
     match failure.code {

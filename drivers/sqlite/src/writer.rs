@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::Content;
 use crate::commit::Others;
-use crate::fault::{about, again};
+use crate::fault::about;
 use crate::live::Live;
 
 /// The most writes of one commit.
@@ -178,7 +178,7 @@ impl<C: Content> Desk<C> {
 
 fn refuse<C: Content>(callers: Vec<Reply<C>>, why: &Error) {
     for reply in callers {
-        let _ = reply.send(Err(again(why)));
+        let _ = reply.send(Err(why.again()));
     }
 }
 

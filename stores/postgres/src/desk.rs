@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 
-use taskonce_core::error::{Error, ErrorKind, Result};
+use taskonce_core::error::{ErrorKind, Result};
 use taskonce_core::key::Key;
 use taskonce_core::store::Swap;
 use tokio::runtime::Handle;
@@ -273,7 +273,7 @@ async fn send<L: Line>(inner: &Inner, here: &Here, batch: BTreeMap<Key, Waiting<
             let error = inner.error(fault);
             for reply in replies.into_values() {
                 // A dropped future wants no answer.
-                let _ = reply.send(Err(again(&error)));
+                let _ = reply.send(Err(error.again()));
             }
             return;
         }
@@ -288,20 +288,6 @@ async fn send<L: Line>(inner: &Inner, here: &Here, batch: BTreeMap<Key, Waiting<
     // What has no row is asked for alone.
     for reply in replies.into_values() {
         let _ = reply.send(Ok(Asked::Alone(sent)));
-    }
-}
-
-/// The same error for another caller of the same batch.
-fn again(error: &Error) -> Error {
-    let text = error.to_string();
-    let message = match error.subject() {
-        Some(subject) => text.strip_prefix(subject).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&text),
-        None => &text,
-    };
-    let copy = Error::new(error.kind(), message).with_hint(error.hint());
-    match error.subject() {
-        Some(subject) => copy.about(subject),
-        None => copy,
     }
 }
 
