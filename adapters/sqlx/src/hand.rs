@@ -103,8 +103,8 @@ impl CommitIn for Completion {
                 Ok(())
             }
             Err(error) => {
-                let error = met_at_commit(self.ledger(), self.held().key(), &error).error;
-                Err(Unresolved { completion: self, error })
+                let met = met_at_commit(self.ledger(), self.held().key(), &error);
+                Err(Unresolved { completion: self, error: met.error.with_source(error) })
             }
         }
     }

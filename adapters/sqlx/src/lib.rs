@@ -2,7 +2,7 @@
 //!
 //! For programs that have a pool of sqlx already. The ledger keeps its own connections (`taskonce::open("postgres://…")`);
 //! the pool is one on the same database. [`RunInTransaction`] is the one-call form, [`CompleteIn`] the same for a claim held
-//! by hand, [`StepIn`] for the steps of a handler.
+//! by hand, [`StepInTransaction`] and [`StepIn`] for the steps of a handler.
 //!
 //! ```no_run
 //! use taskonce_core::key::Handler;
@@ -38,6 +38,6 @@ mod steps;
 
 pub use hand::{CommitIn, CompleteIn};
 pub use run::{Handled, RunInTransaction, Stop, Tx};
-pub use steps::StepIn;
+pub use steps::{StepIn, StepInTransaction};
 pub use taskonce_core::held::Joined;
 pub use taskonce_core::ledger::{Completion, Refused, Unresolved};

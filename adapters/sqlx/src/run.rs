@@ -24,7 +24,7 @@ use crate::cancel::CancelOnDrop;
 use crate::hand::{complete_held, lock_held, met, met_at_commit};
 
 /// How long a rollback is waited for before the claim's end is written: the record is held until then.
-const ROLLBACK_WAIT: Duration = Duration::from_secs(1);
+pub(crate) const ROLLBACK_WAIT: Duration = Duration::from_secs(1);
 
 /// What a handler returns, in a box.
 pub type Handled<'t, T> = Pin<Box<dyn Future<Output = Result<T, Stop>> + Send + 't>>;
@@ -233,7 +233,7 @@ where
 }
 
 /// Whether the database refused a statement for what others did at the same time.
-fn is_conflict(error: &sqlx::Error) -> bool {
+pub(crate) fn is_conflict(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|said| said.code()).is_some_and(|code| joint::is_conflict(&code))
 }
 
@@ -253,7 +253,7 @@ fn without_value<T>(met: Met) -> Attempted<T> {
 }
 
 /// Rolls back, and waits for it a little: the record is held until then.
-async fn roll_back(tx: Transaction<'_, Postgres>, cancel: CancelOnDrop<'_>) {
+pub(crate) async fn roll_back(tx: Transaction<'_, Postgres>, cancel: CancelOnDrop<'_>) {
     // Where it cannot be said, the end of the connection does it.
     if timeout(ROLLBACK_WAIT, tx.rollback()).await.is_ok() {
         cancel.disarm();

@@ -26,6 +26,7 @@
 //! ```
 
 mod beside;
+mod steps;
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -40,17 +41,17 @@ use taskonce_core::policy::Policy;
 use taskonce_core::record::Failure;
 use taskonce_core::transaction::Attempted;
 use taskonce_core::{Error, ErrorKind, Result};
-use taskonce_postgres::joint::{self, Joint, Meaning, Met};
+use taskonce_postgres::joint::{self, Meaning, Met};
 use taskonce_postgres::tokio_postgres::{CancelToken, Client, NoTls, Transaction};
-use taskonce_postgres::tx::{complete_held, lock_held, lock_record, met, met_at_commit, replace_record};
+use taskonce_postgres::tx::{complete_held, lock_held, met, met_at_commit};
 use taskonce_worker::outcome::encode;
-use taskonce_worker::step_in::{self, Turn};
-use taskonce_worker::{Context, Outcome, StepContext};
+use taskonce_worker::{Context, Outcome};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 pub use beside::Beside;
+pub use steps::{StepIn, StepInTransaction};
 pub use taskonce_core::held::Joined;
 pub use taskonce_core::ledger::{Completion, Refused, Unresolved};
 pub use taskonce_postgres::tx::steps::step_table_sql;
@@ -310,128 +311,6 @@ fn closed(context: &Context) -> Error {
         .with_hint("connect again, or lend a connection for each try: `run_in_transaction_on`")
 }
 
-/// Records a step in a transaction of the handler's own on the ledger's database, so that the step's effect commits with it.
-///
-/// For handlers of several steps, run by [`Run::run`](crate::Run::run). A handler that is one transaction as a whole needs no
-/// steps: [`RunInTransaction`] runs it.
-///
-/// ```no_run
-/// # use taskonce::postgres::{StepIn as _, tokio_postgres::Client};
-/// # use taskonce::{Context, Failure};
-/// # async fn handler(context: Context, mut client: Client) -> Result<(), Failure> {
-/// let tx = client.transaction().await?;
-/// let order: i64 = context
-///     .step_in(&tx, "reserve", |_step| async {
-///         Ok(tx.query_one("insert into reservation (seat) values (7) returning id", &[]).await?.get(0))
-///     })
-///     .await?;
-/// tx.commit().await?;
-/// # drop(order); Ok(()) }
-/// ```
-pub trait StepIn {
-    /// Runs a step in this transaction, unless a run before has ended it: then its recorded value is returned, and nothing
-    /// runs. Commit then, also after a replay.
-    ///
-    /// The task's record is locked until the transaction ends; heartbeats pass it over, so a transaction is shorter than the
-    /// lease. Where it is rolled back the step is not recorded, and the attempt fails before its next step, or when the
-    /// handler returns.
-    ///
-    /// Above READ COMMITTED call it before the transaction has read anything: else a heartbeat that came in between refuses it
-    /// (`40001`). The handler may then roll back, begin anew and ask for the same step again; where it returns the failure, the
-    /// attempt has failed. [`RunInTransaction`] begins anew by itself.
-    ///
-    /// # Errors
-    /// The step's own failure, or why it could not be run or recorded: roll back, and return it from the handler.
-    fn step_in<T, F>(
-        &self,
-        tx: &Transaction<'_>,
-        name: &str,
-        run: impl FnOnce(StepContext) -> F + Send,
-    ) -> impl Future<Output = Result<T, Failure>> + Send
-    where
-        T: Serialize + DeserializeOwned + Send,
-        F: Future<Output = Result<T, Stop>> + Send;
-
-    /// The same with what the step works on. A later run with another input does not get its value, but parks the task.
-    ///
-    /// # Errors
-    /// As for [`step_in`](StepIn::step_in).
-    fn step_in_with<T, F>(
-        &self,
-        tx: &Transaction<'_>,
-        name: &str,
-        input: &(impl Serialize + Sync),
-        run: impl FnOnce(StepContext) -> F + Send,
-    ) -> impl Future<Output = Result<T, Failure>> + Send
-    where
-        T: Serialize + DeserializeOwned + Send,
-        F: Future<Output = Result<T, Stop>> + Send;
-}
-
-impl StepIn for Context {
-    async fn step_in<T, F>(
-        &self,
-        tx: &Transaction<'_>,
-        name: &str,
-        run: impl FnOnce(StepContext) -> F + Send,
-    ) -> Result<T, Failure>
-    where
-        T: Serialize + DeserializeOwned + Send,
-        F: Future<Output = Result<T, Stop>> + Send,
-    {
-        step_in(self, tx, self.begin_step_in(name)?, run).await
-    }
-
-    async fn step_in_with<T, F>(
-        &self,
-        tx: &Transaction<'_>,
-        name: &str,
-        input: &(impl Serialize + Sync),
-        run: impl FnOnce(StepContext) -> F + Send,
-    ) -> Result<T, Failure>
-    where
-        T: Serialize + DeserializeOwned + Send,
-        F: Future<Output = Result<T, Stop>> + Send,
-    {
-        step_in(self, tx, self.begin_step_in(name)?.input(input)?, run).await
-    }
-}
-
-async fn step_in<T, F>(
-    context: &Context,
-    tx: &Transaction<'_>,
-    step: step_in::StepIn<'_>,
-    run: impl FnOnce(StepContext) -> F + Send,
-) -> Result<T, Failure>
-where
-    T: Serialize + DeserializeOwned + Send,
-    F: Future<Output = Result<T, Stop>> + Send,
-{
-    let failed = |met: Met| Failure::retryable(format!("{}: {}", met.error, met.error.hint()));
-    // Nothing of the step has run where this fails.
-    let joint = Joint::of(context.ledger(), context.held()).map_err(|met| failed(met).nothing_happened())?;
-    let found = match lock_record(&joint, tx).await {
-        Ok(found) => Some(found),
-        Err(met) if met.meaning == Meaning::Lost => None,
-        Err(met) => return Err(failed(met).nothing_happened()),
-    };
-    let found = found.as_ref().map(|found| &*found.record);
-    let value = match (step.turn(found)?, found) {
-        (Turn::Replay(value), _) => value,
-        (Turn::Run(given), Some(found)) => {
-            let value = run(given).await.map_err(|stop| match stop {
-                Stop::Failure(failure) => failure,
-                Stop::Database(error) => Failure::from(error),
-            })?;
-            let next = step.end(found, &value)?;
-            replace_record(&joint, tx, found, &next).await.map_err(failed)?;
-            value
-        }
-        (Turn::Run(_), None) => return Err(Failure::retryable("the claim is lost: the record is gone")),
-    };
-    step.ended();
-    Ok(value)
-}
 /// One attempt: begins, locks, runs the handler, completes and commits.
 async fn attempt<T: Serialize + Send>(
     client: &mut Client,

@@ -9,13 +9,13 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use taskonce_core::held::Phase;
-use taskonce_core::policy::Effect;
 use taskonce_core::record::{DropReason, Failure, FailureClass, Output};
 use taskonce_core::step::{self, STEPS_BYTES_MAX, StepAsk, StepRow, StepTurn};
 use tokio::sync::MutexGuard;
 
 use crate::outcome::encode;
 use crate::run::Context;
+use crate::step_in::check_kind;
 use crate::steps::{Probe, Progress, StepContext, StepOf, in_doubt, replay};
 
 /// A step whose row is to be asked for. For drivers; users call the `beside` of theirs.
@@ -45,12 +45,7 @@ impl<'a> StepOf<'a> {
         let StepOf { context, name, effect, input } = self;
         let steps = context.steps();
         let mut progress = steps.begin_behind(name).await?;
-        if effect != Effect::Transactional {
-            return Err(Failure::permanent(format!(
-                "step `{name}` is {}: what runs in a transaction beside its row is transactional",
-                effect.name()
-            )));
-        }
+        check_kind(name, effect)?;
         let held = context.held();
         if held.phase() == Phase::Joined {
             return Err(Failure::permanent(format!(

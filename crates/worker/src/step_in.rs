@@ -19,7 +19,7 @@ use tokio::sync::MutexGuard;
 
 use crate::outcome::encode;
 use crate::run::Context;
-use crate::steps::{Probe, Progress, StepContext, in_doubt, replay};
+use crate::steps::{Probe, Progress, StepContext, StepOf, in_doubt, replay};
 
 /// A step under way, whose transaction is open. For drivers; users call the `step_in` of theirs.
 ///
@@ -58,6 +58,43 @@ impl Context {
         let ask = StepAsk { name: name.to_owned(), effect: Effect::Transactional, input: Fingerprint([0; 16]) };
         Ok(StepIn { context: self, progress, ask, began: self.ledger().host().uptime() })
     }
+}
+
+impl<'a> StepOf<'a> {
+    /// Begins the step in a transaction that the driver has begun for it. Where that was rolled back, the same step may be
+    /// begun again.
+    ///
+    /// # Errors
+    /// As for [`Context::begin_step_in`]; its kind, its input.
+    pub fn begin_in(&self) -> Result<StepIn<'a>, Failure> {
+        check_kind(self.name, self.effect)?;
+        let step = self.context.begin_step_in(self.name)?;
+        let ask = StepAsk { input: self.input.clone()?, ..step.ask.clone() };
+        Ok(StepIn { ask, ..step })
+    }
+
+    /// What the task's handler was given.
+    #[must_use]
+    pub fn context(&self) -> &'a Context {
+        self.context
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+}
+
+/// What runs in a transaction that has its record or its row is transactional.
+pub(crate) fn check_kind(name: &str, effect: Effect) -> Result<(), Failure> {
+    if effect == Effect::Transactional {
+        return Ok(());
+    }
+    let effect = effect.name();
+    Err(Failure::permanent(format!(
+        "step `{name}` is {effect}: what runs in a transaction of its own is transactional"
+    )))
 }
 
 impl<'a> StepIn<'a> {

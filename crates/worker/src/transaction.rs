@@ -157,10 +157,7 @@ where
             Joined::RolledBack if tried == TRIES_MAX => {
                 return Ok(fail(ledger, claim, Failure::from(error).nothing_happened()).await);
             }
-            Joined::RolledBack => {
-                sleep(delay.mul_f64(0.5 + 0.5 * share(ledger))).await;
-                delay = (delay * 2).min(AGAIN_MAX);
-            }
+            Joined::RolledBack => pause(ledger, &mut delay).await,
         }
     }
     Ok(lost(ledger, claim).await)
@@ -194,6 +191,57 @@ where
         }
         outcome => Ok(outcome),
     }
+}
+
+/// Why a step did not come to its commit. For drivers.
+#[derive(Debug)]
+pub enum NotRun {
+    /// The database refused it for what others did at the same time, and it was rolled back: it may be tried again.
+    Conflict(Failure),
+    /// It failed, or cannot run.
+    Failed(Failure),
+}
+
+impl NotRun {
+    /// What the handler is to return.
+    #[must_use]
+    pub fn into_failure(self) -> Failure {
+        match self {
+            NotRun::Conflict(failure) => failure.nothing_happened(),
+            NotRun::Failed(failure) => failure,
+        }
+    }
+}
+
+/// The tries of one step whose transaction the database may refuse for what others do at the same time. For drivers.
+#[derive(Debug)]
+pub struct Tries {
+    tried: usize,
+    delay: Duration,
+}
+
+impl Default for Tries {
+    /// The first one is under way.
+    fn default() -> Tries {
+        Tries { tried: 1, delay: AGAIN_MIN }
+    }
+}
+
+impl Tries {
+    /// Pauses before the next try, and says whether there is one: 20 at most, and none once the claim is lost or its lease over.
+    pub async fn again(&mut self, context: &Context) -> bool {
+        if self.tried == TRIES_MAX {
+            return false;
+        }
+        self.tried += 1;
+        pause(context.ledger(), &mut self.delay).await;
+        context.may_start_effect()
+    }
+}
+
+async fn pause(ledger: &Ledger, delay: &mut Duration) {
+    sleep(delay.mul_f64(0.5 + 0.5 * share(ledger))).await;
+    *delay = (*delay * 2).min(AGAIN_MAX);
 }
 
 /// A random share, so that those who were refused together do not come again together.

@@ -117,7 +117,11 @@ impl Met {
             | Meaning::Refused
             | Meaning::RolledBack
             | Meaning::Unusable => {
-                let what = format!("the commit was refused, and all of it rolled back: {}", lower(said.message));
+                let what = format!(
+                    "the commit was refused, and all of it rolled back: {} (SQLSTATE {})",
+                    lower(said.message),
+                    said.code
+                );
                 Met::new(Meaning::RolledBack, Error::new(ErrorKind::RolledBack, what).about(format!("task `{key}`")))
             }
         }

@@ -86,7 +86,8 @@ pub trait CommitIn: Sized {
     ///
     /// # Errors
     /// With the completion: [`Completion::find_out`] says what became of it. [`RolledBack`](taskonce_core::ErrorKind::RolledBack)
-    /// where the server refused it for what the transaction's own statements did, such as a constraint that is checked at the commit.
+    /// where the server refused it for what the transaction's own statements did, such as a constraint that is checked at the commit;
+    /// the driver's own error is its source.
     fn commit_in(self, tx: Transaction<'_>) -> impl Future<Output = Result<(), Unresolved>> + Send;
 }
 
@@ -103,8 +104,8 @@ impl CommitIn for Completion {
                 Ok(())
             }
             Err(error) => {
-                let error = met_at_commit(self.ledger(), self.held().key(), &error).error;
-                Err(Unresolved { completion: self, error })
+                let met = met_at_commit(self.ledger(), self.held().key(), &error);
+                Err(Unresolved { completion: self, error: met.error.with_source(error) })
             }
         }
     }

@@ -7,7 +7,9 @@ use taskonce_core::ErrorKind;
 use taskonce_core::ledger::Admission;
 use taskonce_core::policy::{Effect, Policy};
 use taskonce_core::record::{Output, State};
-use taskonce_sqlx::{CommitIn as _, CompleteIn as _, Joined, RunInTransaction as _, StepIn as _};
+use taskonce_sqlx::{
+    CommitIn as _, CompleteIn as _, Joined, RunInTransaction as _, StepIn as _, StepInTransaction as _,
+};
 use taskonce_testkit::PostgresProxy;
 use taskonce_worker::{Outcome, Run as _};
 
@@ -190,7 +192,11 @@ async fn what_the_server_refuses_at_the_commit_is_a_failed_attempt_in_its_own_wo
         let completion = claim.complete_in(&mut tx, Output::Nothing).await.unwrap();
         let unresolved = completion.commit_in(tx).await.unwrap_err();
         assert_eq!(unresolved.error.kind(), ErrorKind::RolledBack, "{:?}", unresolved.error);
-        assert!(unresolved.error.to_string().contains("out of slips"), "{}", unresolved.error);
+        assert!(
+            unresolved.error.to_string().contains(&format!("out of slips (SQLSTATE {code})")),
+            "{}",
+            unresolved.error
+        );
         assert_eq!(place.effects(&task.key), 0, "{code}");
     }
 }
@@ -227,6 +233,36 @@ async fn a_run_that_is_dropped_ends_the_statement_that_its_server_is_at() {
     .await;
     assert!(start.elapsed() < Duration::from_secs(10), "long before it would have ended: {:?}", start.elapsed());
     assert_eq!(place.effects(&task.key), 1);
+}
+
+/// It was a failed attempt.
+#[tokio::test]
+async fn a_step_in_a_transaction_of_its_own_meets_a_serialisation_failure_and_runs_again_in_the_same_attempt() {
+    let place = Place::new();
+    let settings = "set default_transaction_isolation = 'repeatable read'";
+    let (ledger, pool, task) = (place.ledger(), place.pool_at(place.database.port(), 1, settings).await, task("a"));
+    let (policy, calls) = (Policy { effect: Effect::Keyed, ..policy() }, AtomicU32::new(0));
+    let outcome = ledger.run(&task, &policy, |context| {
+        let (pool, place, calls, key) = (&pool, &place, &calls, task.key.as_str());
+        async move {
+            let step = context.step_of("book", Effect::Transactional);
+            let booked = step.in_transaction(pool, |mut tx, _step| {
+                Box::pin(async move {
+                    sqlx::query(EFFECT).bind(key).execute(&mut *tx).await?;
+                    if calls.fetch_add(1, Ordering::SeqCst) == 0 {
+                        place.beside("update counter set n = n + 1 where id = 1");
+                    }
+                    sqlx::query("update counter set n = n + 1 where id = 1").execute(&mut *tx).await?;
+                    Ok("booked".to_owned())
+                })
+            });
+            Ok((booked.await?, context.attempt()))
+        }
+    });
+    let outcome = outcome.await.unwrap();
+    let Outcome::Ran { value, record } = outcome else { panic!("{outcome:?}") };
+    assert_eq!((value.0.as_str(), value.1, record.steps.len(), record.history.len()), ("booked", 1, 1, 0));
+    assert_eq!((calls.into_inner(), place.effects(&task.key)), (2, 1));
 }
 
 /// A heartbeat came between what the transaction had seen and the step.

@@ -13,11 +13,10 @@ use taskonce_postgres::tx::steps::{StepEntry, end_step, enter_step};
 use taskonce_worker::StepContext;
 use taskonce_worker::beside::{StepBeside, Turn};
 use taskonce_worker::steps::StepOf;
+use taskonce_worker::transaction::{NotRun, Tries};
 
-use super::{CancelOnDrop, Handled, Stop, Tx, roll_back};
-
-/// How often a transaction is begun anew, before the step's code runs, where another run of the step came in between.
-const BEGINS_MAX: usize = 10;
+use super::steps::{refused, stopped};
+use super::{CancelOnDrop, Handled, Tx, roll_back};
 
 /// Runs a step whose effect is in another database than the ledger's records, with its row in a table beside the effect.
 ///
@@ -46,32 +45,35 @@ pub trait Beside: Sized {
     /// `idle_in_transaction_session_timeout` are one lease (at least 5 s) within the transaction, unless the session's are
     /// shorter. Heartbeats go on.
     ///
+    /// A serialisation failure or a deadlock, of a statement or at the commit, rolls back and runs the step's code again, at most 20
+    /// times and only while the lease lasts; no attempt is counted.
+    ///
     /// The step's kind is [`Transactional`](crate::Effect::Transactional). `run` cannot end the transaction, and may use
     /// savepoints. When the future is dropped the transaction is rolled back; a commit that was under way decides for itself,
     /// and the next run finds the row, or does not.
     ///
     /// # Errors
     /// To be returned by the handler: the step's own failure; a lost connection; a table that is missing (the message has the
-    /// command that makes it); a serialisation failure or deadlock of the step's statements. What is in the row for
-    /// another input parks the task. A commit without an answer is a failure that may be retried.
+    /// command that makes it). What is in the row for another input parks the task. A commit without an answer is a failure that may be retried.
     fn beside<'h, T, H>(self, client: &mut Client, run: H) -> impl Future<Output = Result<T, Failure>> + Send
     where
         T: Serialize + DeserializeOwned + Send,
-        H: for<'t, 'c> FnOnce(Tx<'t, 'c, 'h>, StepContext) -> Handled<'t, T> + Send + 'h;
+        H: for<'t, 'c> FnMut(Tx<'t, 'c, 'h>, StepContext) -> Handled<'t, T> + Send + 'h;
 }
 
 impl Beside for StepOf<'_> {
-    async fn beside<'h, T, H>(self, client: &mut Client, run: H) -> Result<T, Failure>
+    async fn beside<'h, T, H>(self, client: &mut Client, mut run: H) -> Result<T, Failure>
     where
         T: Serialize + DeserializeOwned + Send,
-        H: for<'t, 'c> FnOnce(Tx<'t, 'c, 'h>, StepContext) -> Handled<'t, T> + Send + 'h,
+        H: for<'t, 'c> FnMut(Tx<'t, 'c, 'h>, StepContext) -> Handled<'t, T> + Send + 'h,
     {
         let step = match self.begin_beside().await? {
             Turn::Replay(value) => return Ok(value),
             Turn::Ask(step) => step,
         };
         let (key, lease) = (step.context().key().clone(), step.context().held().policy().lease);
-        for _ in 0..BEGINS_MAX {
+        let mut tries = Tries::default();
+        loop {
             let cancel = CancelOnDrop(Some(client.cancel_token()));
             let mut tx = match client.transaction().await {
                 Ok(tx) => tx,
@@ -82,59 +84,69 @@ impl Beside for StepOf<'_> {
             };
             match enter_step(&tx, &key, step.name(), step.input(), step.attempt(), lease).await {
                 Ok(StepEntry::Run) => {
-                    let ran = ran(&step, &mut tx, run).await;
-                    let (value, output) = match ran {
-                        Ok(ran) => ran,
-                        Err(failure) => {
+                    let committed = match ran(&step, &mut tx, &mut run).await {
+                        Ok(ran) => {
+                            // A commit decides for itself.
+                            cancel.disarm();
+                            let failed = |error| refused(error, |error| not_committed(step.name(), error, &key));
+                            tx.commit().await.map(|()| ran).map_err(failed)
+                        }
+                        Err(not_run) => {
                             roll_back(tx, cancel).await;
-                            return Err(failure);
+                            Err(not_run)
                         }
                     };
-                    // A commit decides for itself.
-                    cancel.disarm();
-                    tx.commit().await.map_err(|error| not_committed(step.name(), error, &key))?;
-                    step.committed(output).await?;
-                    return Ok(value);
+                    match committed {
+                        Ok((value, output)) => {
+                            step.committed(output).await?;
+                            return Ok(value);
+                        }
+                        Err(NotRun::Conflict(_)) if tries.again(step.context()).await => {}
+                        Err(not_run) => return Err(not_run.into_failure()),
+                    }
                 }
                 Ok(StepEntry::Done(row)) => {
                     roll_back(tx, cancel).await;
                     return step.found(row).await;
                 }
-                Ok(StepEntry::Anew) => roll_back(tx, cancel).await,
+                Ok(StepEntry::Anew) => {
+                    roll_back(tx, cancel).await;
+                    if !tries.again(step.context()).await {
+                        let what = format!("step `{}` was overtaken each time by other runs of it", step.name());
+                        return Err(Failure::retryable(what).nothing_happened());
+                    }
+                }
                 Err(met) => {
                     roll_back(tx, cancel).await;
                     return Err(not_begun(&met));
                 }
             }
         }
-        let what = format!("step `{}` was overtaken {BEGINS_MAX} times by other runs of it", step.name());
-        Err(Failure::retryable(what).nothing_happened())
     }
 }
 
 /// Runs the step's code, and writes what it returned.
-async fn ran<'c, 'h: 'c, T, H>(step: &StepBeside<'_>, tx: &mut Transaction<'c>, run: H) -> Result<(T, Output), Failure>
+async fn ran<'c, 'h: 'c, T, H>(
+    step: &StepBeside<'_>,
+    tx: &mut Transaction<'c>,
+    run: &mut H,
+) -> Result<(T, Output), NotRun>
 where
     T: Serialize + Send,
-    H: for<'t> FnOnce(Tx<'t, 'c, 'h>, StepContext) -> Handled<'t, T> + Send + 'h,
+    H: for<'t> FnMut(Tx<'t, 'c, 'h>, StepContext) -> Handled<'t, T> + Send,
 {
     let code = run(Tx { tx, scope: PhantomData }, step.given());
-    let value = step.within(code).await.map_err(|stop| match stop {
-        Stop::Failure(failure) => failure,
-        Stop::Database(error) => Failure::from(error),
-    })?;
-    let output = step.output(&value)?;
+    let value = step.within(code).await.map_err(stopped)?;
+    let output = step.output(&value).map_err(NotRun::Failed)?;
     let failed = |met: Met| match met.meaning {
-        Meaning::Aborted => Failure::retryable(format!(
+        Meaning::Again => NotRun::Conflict(Failure::retryable(told(&met))),
+        Meaning::Aborted => NotRun::Failed(Failure::retryable(format!(
             "a statement of step `{}` failed, and its code went on: the transaction could not commit",
             step.name()
-        )),
-        Meaning::Again
-        | Meaning::Broken
-        | Meaning::Lost
-        | Meaning::Refused
-        | Meaning::RolledBack
-        | Meaning::Unusable => Failure::retryable(told(&met)),
+        ))),
+        Meaning::Broken | Meaning::Lost | Meaning::Refused | Meaning::RolledBack | Meaning::Unusable => {
+            NotRun::Failed(Failure::retryable(told(&met)))
+        }
     };
     end_step(tx, step.context().key(), step.name(), &output).await.map_err(failed)?;
     Ok((value, output))

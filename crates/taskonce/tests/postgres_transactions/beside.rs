@@ -18,7 +18,7 @@ use taskonce_contract::transactional::Gate;
 use taskonce_testkit::postgres::Database;
 use taskonce_testkit::{PostgresProxy, shared};
 
-use crate::place::{EFFECT, PATIENCE, Place, WORKER, connect, found, task, until};
+use crate::place::{EFFECT, PATIENCE, Place, ROLE, WORKER, connect, found, task, until};
 use crate::process::{Worker, hear, tell};
 
 const STORE: &str = "TASKONCE_TEST_STORE";
@@ -44,7 +44,8 @@ impl Shop {
     fn without_table() -> Shop {
         let database = shared::database().unwrap();
         // Only appended to, and no unique index: an effect that happened twice is counted twice.
-        database.psql(&format!("create table effect (key text not null); grant all on effect to {WORKER}")).unwrap();
+        let effects = format!("create table effect (key text not null); grant all on effect to {WORKER}");
+        database.psql(&format!("{ROLE} {effects}")).unwrap();
         Shop(database)
     }
 
@@ -415,6 +416,36 @@ async fn within_a_step_the_servers_patience_is_a_lease_unless_the_session_has_le
             client.query_one("select current_setting('taskonce.step', true)", &[]).await.unwrap().get(0);
         assert_eq!(after, "", "nothing stays on the connection");
     }
+}
+
+#[tokio::test]
+async fn a_step_that_meets_a_serialisation_failure_runs_again_in_the_same_attempt() {
+    let (place, shop) = (Place::new(), Shop::new());
+    shop.0.psql("create table seat (n int); insert into seat values (0); grant all on seat to public").unwrap();
+    let mut client = shop.client().await;
+    client.batch_execute("set default_transaction_isolation = 'repeatable read'").await.unwrap();
+    let (task, calls) = (task("a"), AtomicU32::new(0));
+    let outcome = play(&place, &task, |context| {
+        let (client, calls, shop, key) = (&mut client, &calls, &shop, task.key.as_str());
+        async move {
+            let step = context.step_of("book", Effect::Transactional);
+            let booked = step.beside(client, |tx, step| {
+                Box::pin(async move {
+                    tx.execute(EFFECT, &[&key]).await?;
+                    if calls.fetch_add(1, Ordering::SeqCst) == 0 {
+                        // Another's write comes in between what this transaction sees and what it writes.
+                        shop.0.psql("update seat set n = n + 1").unwrap();
+                    }
+                    tx.execute("update seat set n = n + 1", &[]).await?;
+                    Ok(format!("in attempt {}", step.attempt()))
+                })
+            });
+            booked.await
+        }
+    });
+    let (value, record) = ran(outcome.await);
+    assert_eq!((value.as_str(), record.history.len(), calls.into_inner()), ("in attempt 1", 0, 2));
+    assert_eq!((shop.effects(), shop.rows()), (1, 1));
 }
 
 #[tokio::test]

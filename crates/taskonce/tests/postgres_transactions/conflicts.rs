@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use taskonce::postgres::{CommitIn as _, CompleteIn as _, RunInTransaction as _, StepIn as _, Stop};
+use taskonce::postgres::{
+    CommitIn as _, CompleteIn as _, RunInTransaction as _, StepIn as _, StepInTransaction as _, Stop, tokio_postgres,
+};
 use taskonce::{Admission, Effect, ErrorKind, Failure, FailureClass, Outcome, Output, Policy, Run as _, State};
 use tokio::sync::Barrier;
 
@@ -265,6 +267,73 @@ async fn a_step_whose_transaction_read_before_a_heartbeat_is_told_to_begin_anew_
     }
 }
 
+/// Each was a failed attempt, or had to be tried again by the handler.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_in_a_transaction_of_its_own_meets_a_serialisation_failure_and_runs_again_in_the_same_attempt() {
+    let place = Place::new();
+    for level in ["repeatable read", "serializable"] {
+        let settings = format!("set default_transaction_isolation = '{level}'");
+        let (ledger, mut client, task) = (place.ledger(), place.client_with(&settings).await, task(level));
+        let (policy, calls) = (Policy { effect: Effect::Repeatable, ..policy() }, AtomicU32::new(0));
+        let outcome = ledger.run(&task, &policy, |context| {
+            let (client, place, calls, key) = (&mut client, &place, &calls, task.key.as_str());
+            async move {
+                let step = context.step_of("book", Effect::Transactional);
+                let booked = step.in_transaction(client, |tx, _step| {
+                    Box::pin(async move {
+                        tx.execute(EFFECT, &[&key]).await?;
+                        if calls.fetch_add(1, Ordering::SeqCst) < 2 {
+                            place.beside(ADD, &[&1]).await;
+                        }
+                        tx.execute(ADD, &[&1]).await?;
+                        Ok("booked".to_owned())
+                    })
+                });
+                Ok((booked.await?, context.attempt()))
+            }
+        });
+        let outcome = outcome.await.unwrap();
+        let Outcome::Ran { value, record } = outcome else { panic!("{level}: {outcome:?}") };
+        assert_eq!((value.0.as_str(), value.1, record.steps.len(), record.history.len()), ("booked", 1, 1, 0));
+        assert_eq!((calls.into_inner(), place.effects(&task.key).await), (3, 1), "{level}");
+    }
+}
+
+/// A conflict that only the commit finds is one too, and what is no conflict is the step's failure.
+#[tokio::test]
+async fn a_step_whose_commit_is_refused_runs_again_only_where_that_can_help() {
+    let place = Place::new();
+    place.database.psql(SLIPS).unwrap();
+    for (code, wanted) in [("40001", 3), ("40P01", 3), ("23514", 1)] {
+        let (ledger, mut client, task) = (place.ledger(), place.client().await, task(code));
+        let (policy, calls) = (Policy { effect: Effect::Repeatable, ..policy() }, AtomicU32::new(0));
+        let outcome = ledger.run(&task, &policy, |context| {
+            let (client, calls) = (&mut client, &calls);
+            async move {
+                let step = context.step_of("book", Effect::Transactional);
+                let booked = step.in_transaction(client, |tx, _step| {
+                    Box::pin(async move {
+                        let refused = i32::from(calls.fetch_add(1, Ordering::SeqCst) < 2);
+                        Ok(tx
+                            .execute("insert into slip select $1 from generate_series(1, $2)", &[&code, &refused])
+                            .await?)
+                    })
+                });
+                booked.await
+            }
+        });
+        let record = match outcome.await.unwrap() {
+            Outcome::Failed { failure, record: Some(record) } if wanted == 1 => {
+                assert!(failure.message.contains("out of slips"), "{failure:?}");
+                record
+            }
+            Outcome::Ran { record, .. } if wanted > 1 => record,
+            outcome => panic!("{code}: {outcome:?}"),
+        };
+        assert_eq!((calls.into_inner(), record.attempt, record.steps.len()), (wanted, 1, usize::from(wanted > 1)));
+    }
+}
+
 /// A table whose rows are checked at the commit, by a trigger of the user's that raises the code that the row names.
 const SLIPS: &str = "create table slip (code text);
     create function check_slip() returns trigger language plpgsql as $$ begin
@@ -311,7 +380,13 @@ async fn what_the_server_refuses_at_the_commit_is_a_failed_attempt_in_its_own_wo
         let completion = claim.complete_in(&tx, Output::Nothing).await.unwrap();
         let mut unresolved = completion.commit_in(tx).await.unwrap_err();
         assert_eq!(unresolved.error.kind(), ErrorKind::RolledBack, "{:?}", unresolved.error);
-        assert!(unresolved.error.to_string().contains("out of slips"), "{}", unresolved.error);
+        assert!(
+            unresolved.error.to_string().contains(&format!("out of slips (SQLSTATE {code})")),
+            "{}",
+            unresolved.error
+        );
+        let source = std::error::Error::source(&unresolved.error).and_then(|source| source.downcast_ref());
+        assert_eq!(source.and_then(tokio_postgres::Error::code).map(|said| said.code()), Some(code));
         let start = Instant::now();
         let (joined, claim) = loop {
             match unresolved.completion.find_out().await {

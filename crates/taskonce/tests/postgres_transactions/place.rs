@@ -95,7 +95,7 @@ pub(crate) async fn connect(url: &str) -> Client {
 }
 
 /// A role of the whole server, which other tests make too.
-const ROLE: &str = "do $$ begin create role taskonce_payer login; \
+pub(crate) const ROLE: &str = "do $$ begin create role taskonce_payer login; \
     exception when duplicate_object or unique_violation then null; end $$;";
 
 pub(crate) fn task(id: &str) -> Task {
