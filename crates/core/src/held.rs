@@ -528,20 +528,21 @@ fn is_end(record: &Record, intent: &Record) -> bool {
         && (&record.history, record.history_dropped) == (&intent.history, intent.history_dropped)
 }
 
-/// Releases a claim by its id, where nobody knows whether it was stored.
+/// Releases a claim by its id, where nobody knows whether it was stored. Says whether it is released; where it is not there,
+/// it may still come.
 ///
 /// # Errors
 /// The store's; ask again.
-pub async fn release_by_claim(store: &dyn Store, host: &dyn Host, key: &Key, claim: ClaimId) -> Result<()> {
+pub async fn release_by_claim(store: &dyn Store, host: &dyn Host, key: &Key, claim: ClaimId) -> Result<bool> {
     let mut found = store.load(key).await?;
     for _ in 0..ADOPT_MAX {
         let Some(held) = found.filter(|found| found.record.state == State::Running && found.record.claim == claim)
         else {
-            return Ok(());
+            return Ok(false);
         };
         let next = decide::release(&held.record, stamp(host));
         match store.swap(key, Expected::Record(&held.record), Next::Keep(&next)).await? {
-            Swap::Stored(_) => return Ok(()),
+            Swap::Stored(_) => return Ok(true),
             Swap::Conflict(now) => found = now,
             Swap::Locked(_) => {
                 return Err(Error::new(ErrorKind::Locked, "a transaction that is open holds the record")
@@ -549,7 +550,7 @@ pub async fn release_by_claim(store: &dyn Store, host: &dyn Host, key: &Key, cla
             }
         }
     }
-    Ok(())
+    Ok(false)
 }
 
 fn deadline(sent: Duration, policy: &Policy) -> Duration {

@@ -30,8 +30,10 @@ const RELEASES_MAX: usize = 16;
 /// Cluster) may be gone when the first renewal is due.
 const REACH_AFTER: Duration = Duration::from_millis(100);
 
-/// How long after the first look a claim that nobody waited for is looked for once more.
+/// How long after the first look a claim that nobody waited for is looked for once more. The pause doubles from then on.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(700);
+/// The longest pause between two of these looks is this part of the lease.
+const LOOKS_A_LEASE: u32 = 8;
 
 /// Renews claims and finishes ends of claims, on a thread of its own. Clones share it.
 #[derive(Clone)]
@@ -364,14 +366,32 @@ impl Shared {
         }
     }
 
-    /// Releases what may have been stored. A request that was held up on its way may arrive after the first look.
-    async fn release_twice(&self, key: &Key, claim: ClaimId) -> taskonce_core::Result<()> {
-        self.release(key, claim).await?;
+    /// Releases what may have been stored, and says whether it was there. A request that was held up on its way may arrive
+    /// after the first look.
+    async fn release_twice(&self, key: &Key, claim: ClaimId) -> taskonce_core::Result<bool> {
+        if self.release(key, claim).await? {
+            return Ok(true);
+        }
         tokio::time::sleep(LOOK_AGAIN_AFTER).await;
         self.release(key, claim).await
     }
 
-    async fn release(&self, key: &Key, claim: ClaimId) -> taskonce_core::Result<()> {
+    /// Looks on for what was not there, for as long as a lease: a commit that waits for a standby is not seen before it has
+    /// waited. Past its lease the claim would count as a crash.
+    async fn release_late(&self, key: &Key, claim: ClaimId, lease: Duration) {
+        let until = self.host.uptime() + lease;
+        let mut pause = LOOK_AGAIN_AFTER;
+        while self.host.uptime() < until {
+            pause = (pause * 2).min(lease / LOOKS_A_LEASE);
+            tokio::time::sleep(pause).await;
+            if let Ok(true) = self.release(key, claim).await {
+                tracing::debug!(%key, "a claim that came in late was released");
+                return;
+            }
+        }
+    }
+
+    async fn release(&self, key: &Key, claim: ClaimId) -> taskonce_core::Result<bool> {
         // It is never closed.
         let _permit = self.releases.acquire().await;
         release_by_claim(&*self.store, &*self.host, key, claim).await
@@ -385,13 +405,16 @@ impl Shared {
         };
         let until = self.host.uptime() + lease;
         let mut delay = AGAIN_MIN;
+        let mut late = None;
         loop {
             let tried = match &handed {
                 Handed::Settle(held) => held.settle(&*self.store).await.map(|settled| match settled {
                     Settled::Recorded(record) => tracing::debug!(%key, state = %record.state, "settled after a drop"),
                     Settled::Lost(_) => tracing::warn!(%key, "the claim was lost before its end was written"),
                 }),
-                Handed::Release(key, claim, _) => self.release_twice(key, *claim).await,
+                Handed::Release(key, claim, _) => self.release_twice(key, *claim).await.map(|is_released| {
+                    late = (!is_released).then_some(*claim);
+                }),
             };
             let Err(error) = tried else { break };
             if let (Handed::Settle(held), ErrorKind::BadOutput) = (&handed, error.kind())
@@ -406,13 +429,18 @@ impl Shared {
             tokio::time::sleep(delay).await;
             delay = (delay * 2).min(AGAIN_MAX);
         }
-        let mut book = self.book();
-        book.open = book.open.saturating_sub(1);
-        let closed = book.closed;
-        drop(book);
+        let closed = {
+            let mut book = self.book();
+            book.open = book.open.saturating_sub(1);
+            book.closed
+        };
         self.done.notify_waiters();
         if closed {
             self.wake.notify_one();
+        }
+        // Nobody waits for this when the process ends.
+        if let Some(claim) = late {
+            self.release_late(&key, claim, lease).await;
         }
     }
 }

@@ -63,6 +63,8 @@ pub(crate) struct Connection {
     pub(crate) task: AbortHandle,
     pub(crate) session: Session,
     pub(crate) used: Instant,
+    /// Whether the server may still be at a statement of a call that was given up.
+    pub(crate) is_behind: bool,
     prepared: [OnceLock<Statement>; VERBS],
 }
 
@@ -148,7 +150,8 @@ impl Dial {
 
     async fn connect_as(&self, session: Session, schema: Schema) -> Result<Connection, Fault> {
         let (client, task) = self.reach(session).await?;
-        let connection = Connection { client, task, session, used: Instant::now(), prepared: Default::default() };
+        let used = Instant::now();
+        let connection = Connection { client, task, session, used, is_behind: false, prepared: Default::default() };
         match self.greet(&connection, schema).await {
             Ok(()) => Ok(connection),
             Err(fault) => {
@@ -190,6 +193,19 @@ impl Dial {
             }
         };
         Ok((client, task.abort_handle()))
+    }
+
+    /// Asks the server to end what it is at for this client. The request has a connection of its own.
+    pub(crate) async fn cancel(&self, client: &Client) {
+        let token = client.cancel_token();
+        let asking = async {
+            match &self.tls {
+                Some(tls) => token.cancel_query(MakeRustlsConnect::new(tls.clone())).await,
+                None => token.cancel_query(NoTls).await,
+            }
+        };
+        // Where it cannot be asked, the server goes on by itself.
+        let _asked = timeout(self.host_timeout, asking).await;
     }
 
     /// Refuses a server that cannot serve.

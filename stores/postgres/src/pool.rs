@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use crate::connect::{Connection, Dial, Schema};
+use crate::connect::{Connection, Dial, Schema, Session};
 use crate::fault::{Cause, Fault};
 use crate::process::lock;
 use crate::sql::Verb;
@@ -45,6 +45,8 @@ pub(crate) struct Lent<'pool> {
     connection: Option<Connection>,
     /// Whether it was made for this call.
     is_new: bool,
+    /// Whether a statement of this call is at the server.
+    is_asking: bool,
     _permit: SemaphorePermit<'pool>,
 }
 
@@ -80,7 +82,13 @@ impl Pool {
         loop {
             tries += 1;
             let mut lent = self.lend(deadline).await?;
+            lent.is_asking = true;
             let asked = timeout_at(deadline, self.dial.ask(lent.connection(), verb, parameters)).await;
+            if asked.is_ok() {
+                lent.answered();
+            } else if is_claim(verb) {
+                lent.cancel();
+            }
             let fault = match asked {
                 Ok(Ok(rows)) => return Ok(rows),
                 Ok(Err(fault)) => fault,
@@ -123,11 +131,17 @@ impl Pool {
             Ok(Err(_)) | Err(_) => return Err(Fault::exhausted(self.connections, self.timeout)),
         };
         if let Some(connection) = self.take_idle() {
-            return Ok(Lent { pool: self, connection: Some(connection), is_new: false, _permit: permit });
+            return Ok(Lent {
+                pool: self,
+                connection: Some(connection),
+                is_new: false,
+                is_asking: false,
+                _permit: permit,
+            });
         }
         let made = timeout_at(deadline, self.dial.connect(Schema::Needed)).await;
         let connection = made.unwrap_or_else(|_| Err(Fault::late(self.timeout)))?;
-        Ok(Lent { pool: self, connection: Some(connection), is_new: true, _permit: permit })
+        Ok(Lent { pool: self, connection: Some(connection), is_new: true, is_asking: false, _permit: permit })
     }
 
     /// How the servers are reached.
@@ -146,9 +160,35 @@ impl Pool {
     }
 }
 
+/// Whether it is a claim that the statement stores.
+fn is_claim(verb: Verb) -> bool {
+    [Verb::InsertClaim, Verb::InsertClaims, Verb::ReplaceClaim].contains(&verb)
+}
+
 impl Lent<'_> {
     pub(crate) fn connection(&self) -> &Connection {
         self.connection.as_ref().expect("a loan has its connection until it is discarded")
+    }
+
+    /// The server has answered, and with that all that was asked on the connection before.
+    fn answered(&mut self) {
+        self.is_asking = false;
+        if let Some(connection) = &mut self.connection {
+            connection.is_behind = false;
+        }
+    }
+
+    /// Ends the connection, and with it what the server is at: a claim that nobody waits for any more. One whose commit waits
+    /// for a standby is seen from then on, so that it can be released; else it may come to light when its lease has passed.
+    /// Never an end: that must not be seen before it is on the standby.
+    fn cancel(&mut self) {
+        let is_at_it = |connection: &mut Connection| connection.session == Session::Own && !connection.is_behind;
+        let Some(connection) = self.connection.take_if(is_at_it) else { return };
+        let dial = Arc::clone(&self.pool.dial);
+        tokio::spawn(async move {
+            dial.cancel(&connection.client).await;
+            connection.task.abort();
+        });
     }
 
     /// Ends the connection at once, whatever is under way on it.
@@ -167,6 +207,7 @@ impl Drop for Lent<'_> {
             && !connection.client.is_closed()
         {
             connection.used = Instant::now();
+            connection.is_behind |= self.is_asking;
             let mut idle = lock(&self.pool.idle);
             idle.push(connection);
             // The last one that came back is lent first, so that those of a busy hour come to lie at the front.

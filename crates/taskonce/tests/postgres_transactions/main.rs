@@ -15,3 +15,4 @@ mod refusals;
 mod beside;
 mod kills;
 mod servers;
+mod standby;
