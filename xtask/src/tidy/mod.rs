@@ -6,6 +6,7 @@
 mod documents;
 mod edges;
 mod faults;
+mod shown;
 mod sources;
 
 use std::fmt;
@@ -52,6 +53,8 @@ const CHECKS: &[fn(&Texts) -> Vec<Finding>] = &[
     documents::no_path_of_one_machine,
     documents::every_error_kind_is_explained,
     documents::documents_are_short,
+    shown::tests_that_are_named_are_there,
+    shown::each_fault_of_the_matrix_is_shown,
     faults::faults_point_at_what_is_there,
 ];
 

@@ -74,6 +74,22 @@ fn an_unrepeatable_task_whose_run_was_killed_is_parked() {
 }
 
 #[test]
+fn a_keyed_task_whose_run_was_killed_after_its_call_calls_again_with_the_same_key() {
+    let desk = Desk::new();
+    // The call, before the first run hangs.
+    desk.script("task.sh", &format!("echo $TASKONCE_DOWNSTREAM_KEY >> calls\n{HANGS_ONCE}"));
+    let args = ["run", "--key", "a", "--lease", "1s", "--effect", "keyed", "--wait", "30s", "--", "sh", "task.sh"];
+    let call = desk.start(&args);
+    desk.await_lines("pids", 3);
+    call.signal(Signal::KILL);
+    assert_gone(&desk.pids(), GONE_WITHIN);
+    assert_eq!(desk.say(&args).text(), "result\n");
+    let calls = fs::read_to_string(desk.path("calls")).unwrap();
+    let [first, second] = calls.lines().collect::<Vec<_>>()[..] else { panic!("called twice: {calls}") };
+    assert!(first == second && first.len() == 36, "{calls}");
+}
+
+#[test]
 fn when_taskonce_is_stopped_past_its_lease_the_command_is_killed_and_the_claim_is_reported_lost() {
     let desk = Desk::new();
     let call = hang(&desk, &[]);
