@@ -306,7 +306,7 @@ run_max = "1s"
     for expected in [
         "route orders × charge@1: `poison_attempts_max` 2 (line 13) says nothing without `run_max`: no handler ever runs too long",
         "routes orders × charge@1, imports × charge@1: `rate_burst` (line 12) says nothing without `rate`",
-        "route orders × charge@1: `visibility` 10s of source orders is below half of `lease` 30s (the default): deliveries of running tasks come again",
+        "route orders × charge@1: `visibility` 10s of source orders is below half of `lease` 30s (the default): a pause that the lease outlasts brings running tasks again",
         "route orders × charge@1: `retention` 14d (the default) is below 17d: copies, dead letters and the longest run together",
         "route orders × charge@1: source orders gives up after 20 deliveries; deliveries of a busy task count too, and `attempts_max` 3 (line 17) are made",
         "route imports × charge@1: `lease` 2s (line 19) is below 5s: a pause of the machine may lose it",

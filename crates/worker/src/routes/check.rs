@@ -301,10 +301,10 @@ fn visibility_warnings(route: &Route, lease: &str, visibility: Duration, warning
     let source = &route.source;
     if visibility < policy.lease / 2 {
         let text = format!(
-            "`visibility` {} of source {source} is below half of {lease}: deliveries of running tasks come again",
+            "`visibility` {} of source {source} is below half of {lease}: a pause that the lease outlasts brings running tasks again",
             written(visibility)
         );
-        warning(text, "make both about the same; what comes again is only deferred".to_owned());
+        warning(text, "make both about the same; what comes again is deferred as busy".to_owned());
     }
     if visibility > policy.lease.saturating_mul(VISIBILITY_PER_LEASE) {
         let text = format!(
@@ -387,6 +387,20 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn effects_that_need_the_record_never_run_without_it() {
+        for effect in Effect::ALL {
+            let open = Settings { effect: Some(effect), store_away: Some(StoreAway::Open), ..Settings::default() };
+            let built = Routes::builder()
+                .source(SourceRules::new("orders"), Settings::default())
+                .handler("charge", open)
+                .route("orders", "charge", Settings::default())
+                .build();
+            let allowed = matches!(effect, Effect::Keyed | Effect::Repeatable);
+            assert_eq!(built.is_ok(), allowed, "{effect:?}");
+        }
+    }
 
     #[test]
     fn the_nearest_name_is_found_unless_it_is_far() {
