@@ -16,6 +16,8 @@ use taskonce_core::store::Store;
 use taskonce_core::{ErrorKind, Retry};
 use tokio::sync::{Notify, Semaphore};
 
+use crate::events::Event;
+
 /// The longest sleep while claims are held: the timer stands still while the machine is suspended, the lease does not.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// The first delay after a write that failed; it doubles.
@@ -280,7 +282,7 @@ impl Shared {
             }
             let deadline = beat.held.deadline();
             if now >= deadline {
-                tracing::warn!(key = %beat.held.key(), attempt = beat.held.attempt(), "lease passed without a renewal");
+                Event::LeaseLost { attempt: beat.held.attempt() }.tell(beat.held.key());
                 beat.held.lose();
                 return false;
             }
@@ -311,12 +313,12 @@ impl Shared {
             Ok(Renewal::Held) => self.due_after(&held, now),
             Ok(Renewal::Over) => return self.drop_beat(&held),
             Ok(Renewal::Lost) => {
-                tracing::warn!(key = %held.key(), attempt = held.attempt(), "claim lost");
+                Event::LeaseLost { attempt: held.attempt() }.tell(held.key());
                 return self.drop_beat(&held);
             }
             Err(error) => {
                 // One failed renewal is not a lost claim: it is tried until the lease has really passed.
-                tracing::warn!(key = %held.key(), %error, "heartbeat failed, trying again");
+                Event::HeartbeatLate { attempt: held.attempt(), error: error.to_string() }.tell(held.key());
                 now + AGAIN_MAX.min(held.policy().heartbeat_every() / 4).max(AGAIN_MIN)
             }
         };
@@ -334,7 +336,7 @@ impl Shared {
                 return self.drop_beat(&held);
             }
             Ok(Joined::Lost(_)) => {
-                tracing::warn!(key = %held.key(), attempt = held.attempt(), "claim lost");
+                Event::LeaseLost { attempt: held.attempt() }.tell(held.key());
                 return self.drop_beat(&held);
             }
             Err(error) if error.kind() == ErrorKind::Locked => {}

@@ -2,7 +2,7 @@
 //!
 //! [`run::Run`] is what users call; [`heartbeat::Heart`] keeps claims alive on a thread of its own; [`clock::SystemHost`]
 //! is this process. [`source::Source`] is the port of brokers, where deliveries come from; [`routes::Routes`] says how
-//! the tasks of each handler from each source are treated.
+//! the tasks of each handler from each source are treated; [`worker::Worker`] runs them.
 
 pub mod run;
 pub mod steps;
@@ -15,6 +15,8 @@ pub mod heartbeat;
 pub mod clock;
 pub mod source;
 pub mod routes;
+pub mod worker;
+pub mod events;
 mod wait;
 
 pub use clock::SystemHost;
@@ -22,3 +24,4 @@ pub use heartbeat::Heart;
 pub use outcome::{Outcome, Replayed, Settlement};
 pub use run::{Context, Run};
 pub use steps::StepContext;
+pub use worker::{Worker, WorkerBuilder};

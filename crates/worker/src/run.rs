@@ -12,6 +12,7 @@ use taskonce_core::policy::{Effect, Policy};
 use taskonce_core::record::{Age, DropReason, Failure, FailureClass, Fence, Found, Output, Record};
 use taskonce_core::{Error, ErrorKind, Result, Retry};
 
+use crate::events::Event;
 use crate::heartbeat::{AGAIN_MAX, AGAIN_MIN};
 use crate::outcome::{Outcome, Replayed, decode, encode};
 use crate::steps::Steps;
@@ -246,7 +247,7 @@ pub(crate) fn answer<T>(admission: Admission, value: impl FnOnce(&Seen) -> Resul
     })
 }
 
-async fn run_claimed<T, H, F>(
+pub(crate) async fn run_claimed<T, H, F>(
     ledger: &Ledger,
     claim: Claim,
     handler: H,
@@ -273,9 +274,19 @@ where
             if let Output::Dropped(DropReason::NotEncodable) = output {
                 tracing::warn!(%key, "done without output: it cannot be encoded");
             }
+            let (attempt, deadline) = (claim.attempt(), claim.held().deadline());
             match persist(ledger, claim.complete(output).await).await {
-                Ok(Settled::Recorded(record)) => Outcome::Ran { value, record },
-                Ok(Settled::Lost(found)) => Outcome::ClaimLost { found },
+                Ok(Settled::Recorded(record)) => {
+                    let late = ledger.host().uptime().saturating_sub(deadline);
+                    if !late.is_zero() {
+                        Event::LateAccepted { attempt, late }.tell(&key);
+                    }
+                    Outcome::Ran { value, record }
+                }
+                Ok(Settled::Lost(found)) => {
+                    Event::LateRefused { attempt }.tell(&key);
+                    Outcome::ClaimLost { found }
+                }
                 Err(unsettled) => {
                     tracing::error!(%key, error = %unsettled.error, "done, not recorded");
                     Outcome::DoneNotRecorded { value, error: unsettled.into_error() }
