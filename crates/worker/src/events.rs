@@ -196,6 +196,11 @@ events! {
         /// When it comes again.
         delay: Duration,
     } = "retry_put_off", INFO;
+    /// The source could not be told what becomes of a delivery: it comes again, and its record answers it.
+    NotSettled {
+        /// Why.
+        error: String,
+    } = "not_settled", ERROR;
     /// Deliveries of handlers that this worker does not have: they stay where they are, for others.
     LeftInPlace {
         /// The handlers, some of them where there are many.
@@ -305,6 +310,7 @@ impl fmt::Display for Event {
             Event::RetryPutOff { delay } => {
                 write!(f, "too many of the starts are retries: given back, not counted, comes again in {delay:.1?}")
             }
+            Event::NotSettled { error } => write!(f, "a delivery could not be settled, and comes again: {error}"),
             Event::LeftInPlace { handlers } => {
                 write!(f, "deliveries are left to workers that have the handler: {}", handlers.join(", "))
             }

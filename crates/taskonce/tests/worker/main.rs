@@ -10,3 +10,4 @@ mod draining;
 mod trouble;
 mod bounds;
 mod transactions;
+mod poison;

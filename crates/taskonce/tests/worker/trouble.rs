@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use taskonce::routes::{Settings, StoreAway};
+use taskonce::routes::{Rate, Routes, Settings, SourceRules, StoreAway};
 use taskonce::store::MemoryStore;
+use taskonce::worker::Worker;
 use taskonce::{Effect, Failure, Heart, Host, Ledger, State, SystemHost};
 use taskonce_contract::records::of_a_newer_format;
 
 use crate::stage::{CHARGE, Gauge, Kind, Order, Stage, on_both, start, until};
+use crate::wrap::Meter;
 
 on_both!(mod memory and mod sqlite:
     while_the_store_is_away_nothing_runs_and_no_attempt_is_counted,
@@ -192,4 +194,36 @@ async fn a_backlog_of_which_nothing_arrives_is_told() {
     let running = start(worker);
     until("it is told", || running.count("stalled") > 0).await;
     running.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn retries_beyond_their_share_are_put_off_and_no_attempt_is_counted() {
+    let stage = Stage::new(Kind::Memory);
+    stage.send_many(30, 1).await;
+    // No first start saves a retry up, and one an hour comes through all the same.
+    let floor = Rate::parse("1/h").unwrap();
+    let rules = SourceRules { retry_share: 0.01, retry_floor: floor, ..SourceRules::new("queue") };
+    let routes = Routes::builder()
+        .source(rules, Settings::default())
+        .handler(CHARGE, Stage::settings())
+        .route("queue", CHARGE, Settings::default())
+        .build()
+        .unwrap();
+    let worker = Worker::builder(stage.ledger.clone(), routes)
+        .source(Arc::<Meter>::clone(&stage.source))
+        .handler(CHARGE, |_context, _order: Order| async { Err::<(), _>(Failure::retryable("down")) })
+        .build()
+        .unwrap();
+    let running = start(worker);
+    until("every first attempt was made, and a retry put off", || {
+        running.count("failed") >= 30 && running.count("retry_put_off") >= 10
+    })
+    .await;
+    let budget = running.monitor.snapshot().budgets[0].1;
+    assert_eq!((budget.first, budget.retries), (30, 1), "{budget:?}");
+    running.end().await;
+    for number in 0..30 {
+        let record = stage.record(&format!("order-{number}")).await.unwrap().record;
+        assert!(record.attempt <= 2 && record.state == State::Waiting, "{record:?}");
+    }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use taskonce_core::{Error, Retry};
 
 use super::Shared;
+use crate::events::Event;
 use crate::heartbeat::{AGAIN_MAX, AGAIN_MIN};
 use crate::source::{Death, Receipt, Settled};
 
@@ -43,7 +44,8 @@ pub(super) async fn settle(shared: &Shared, source: usize, receipt: &Receipt, ve
                 delay = (delay * 2).min(AGAIN_MAX);
             }
             Err(error) => {
-                tracing::error!(%error, "a delivery was not settled, and comes again");
+                let event = Event::NotSettled { error: error.to_string() };
+                shared.counts.tell(&event, &shared.sources[source].describe().name);
                 return Told::Unknown;
             }
         }
