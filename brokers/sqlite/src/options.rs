@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use taskonce_core::error::Result;
+use taskonce_core::units;
 use taskonce_sqlite_file::Options;
-use taskonce_sqlite_file::url::{self, Further, duration};
+use taskonce_sqlite_file::url::{self, Further};
 
 /// How long a delivery is its receiver's alone, unless said otherwise: as long as the default lease of a claim, so that a
 /// killed worker's tasks are delivered again when their leases have passed.
@@ -38,7 +39,7 @@ impl Default for QueueOptions {
 pub(crate) fn parse(url: &str) -> Result<(PathBuf, QueueOptions)> {
     let mut options = QueueOptions::default();
     let mut take = |name: &str, value: &str| match name {
-        "visibility" => Some(match duration(value) {
+        "visibility" => Some(match units::duration(value).ok() {
             Some(visibility) if VISIBILITY_RANGE.contains(&visibility) => {
                 options.visibility = visibility;
                 Ok(())

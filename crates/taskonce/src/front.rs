@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use taskonce_core::{Error, ErrorKind, Result};
+use taskonce_core::{Error, ErrorKind, Result, units};
 
 /// The shortest and the longest `front_timeout`.
 const TIMEOUT_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(10);
@@ -49,7 +49,7 @@ pub(crate) fn split(url: &str) -> Result<(String, Option<Front>)> {
         let twice = match name {
             "front" => front.replace(front_url(value, &mut faults)).is_some(),
             "front_timeout" => {
-                let read = duration(value).filter(|timeout| TIMEOUT_RANGE.contains(timeout));
+                let read = units::duration(value).ok().filter(|timeout| TIMEOUT_RANGE.contains(timeout));
                 if read.is_none() {
                     faults.push("option `front_timeout` is no time from `1ms` to `10s`".to_owned());
                 }
@@ -138,18 +138,6 @@ fn decode(text: &str) -> Option<String> {
         bytes.extend_from_slice(rest.as_bytes());
     }
     String::from_utf8(bytes).ok()
-}
-
-/// A time such as `50ms` or `1s`.
-fn duration(text: &str) -> Option<Duration> {
-    let unit_at = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(unit_at);
-    let number: u64 = number.parse().ok()?;
-    match unit {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

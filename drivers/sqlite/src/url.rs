@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 use taskonce_core::error::{Error, ErrorKind, Result};
+use taskonce_core::units;
 
 use crate::options::{Options, Synchronous};
 
@@ -61,7 +62,7 @@ pub fn parse(url: &str, further: Further<'_>) -> Result<(PathBuf, Options)> {
                 "normal" => options.synchronous = Synchronous::Normal,
                 _ => faults.push(format!("option `synchronous` is `{value}`; `full` or `normal` is needed")),
             },
-            "timeout" => match duration(&value) {
+            "timeout" => match units::duration(&value).ok() {
                 Some(timeout) if TIMEOUT_RANGE.contains(&timeout) => options.timeout = timeout,
                 Some(_) => faults.push(format!("option `timeout` is `{value}`; 1ms to 1h is allowed")),
                 None => {
@@ -130,22 +131,6 @@ fn decode(text: &str) -> Option<Vec<u8>> {
         *byte == b'%' && !bytes.get(at + 1..at + 3).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit))
     });
     if stray { None } else { Some(percent_decode_str(text).collect()) }
-}
-
-/// A duration with its unit, such as `500ms`.
-#[must_use]
-pub fn duration(text: &str) -> Option<Duration> {
-    let unit_at = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(unit_at);
-    let number: u64 = number.parse().ok()?;
-    let millis = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60 * 1000,
-        "h" => 60 * 60 * 1000,
-        _ => return None,
-    };
-    number.checked_mul(millis).map(Duration::from_millis)
 }
 
 #[cfg(test)]

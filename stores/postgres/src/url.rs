@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
-use taskonce_core::{Error, ErrorKind, Result};
+use taskonce_core::{Error, ErrorKind, Result, units};
 
 /// The form of a URL, for hints.
 const FORM: &str = "write it as `postgres://user:password@host:5432/database?schema=taskonce`";
@@ -211,12 +211,13 @@ impl Settings {
                 self.schema = value.to_owned();
             }
             "timeout" => {
-                self.timeout = duration(value).filter(|timeout| TIMEOUT_RANGE.contains(timeout)).ok_or_else(|| {
-                    format!("`timeout` is `{}`, not a time from `50ms` to `60s`", value.escape_debug())
-                })?;
+                self.timeout =
+                    units::duration(value).ok().filter(|timeout| TIMEOUT_RANGE.contains(timeout)).ok_or_else(|| {
+                        format!("`timeout` is `{}`, not a time from `50ms` to `60s`", value.escape_debug())
+                    })?;
             }
             "lock_timeout" => {
-                let time = duration(value).filter(|time| !time.is_zero());
+                let time = units::duration(value).ok().filter(|time| !time.is_zero());
                 given.lock_timeout = Some(time.ok_or_else(|| {
                     format!("`lock_timeout` is `{}`, not a time from `1ms` on", value.escape_debug())
                 })?);
@@ -358,17 +359,6 @@ fn text_of(raw: &str, what: &str, faults: &mut Vec<String>) -> Option<String> {
 
 fn not_one_of(name: &str, value: &str, words: &str) -> String {
     format!("`{name}` is `{}`, not {words}", value.escape_debug())
-}
-
-/// A time such as `500ms` or `2s`.
-fn duration(text: &str) -> Option<Duration> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: u64 = digits.parse().ok()?;
-    match &text[digits.len()..] {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        _ => None,
-    }
 }
 
 fn pem(name: &str, path: &str, mark: &str) -> Result<Vec<u8>, String> {

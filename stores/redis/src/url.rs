@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use taskonce_core::{Error, ErrorKind, Result};
+use taskonce_core::{Error, ErrorKind, Result, units};
 use url::Url;
 
 use crate::pipe::Replicas;
@@ -156,7 +156,8 @@ impl Settings {
             }
             "prefix" => Err(format!("`prefix` must have at most {PREFIX_MAX} bytes and no control characters")),
             "timeout" => {
-                self.timeout = duration(value)
+                self.timeout = units::duration(value)
+                    .ok()
                     .filter(|timeout| (TIMEOUT_MIN..=TIMEOUT_MAX).contains(timeout))
                     .ok_or_else(|| format!("`timeout` is `{value}`, not a time from `10ms` to `60s`"))?;
                 Ok(())
@@ -206,17 +207,6 @@ impl Settings {
 
 fn form(scheme: Scheme) -> String {
     format!("write it as `{}`", scheme.form())
-}
-
-/// A time such as `500ms` or `2s`.
-fn duration(text: &str) -> Option<Duration> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: u64 = digits.parse().ok()?;
-    match &text[digits.len()..] {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        _ => None,
-    }
 }
 
 fn certificates(path: &Path) -> Result<Vec<u8>, String> {
