@@ -15,7 +15,7 @@ mod drain;
 mod watch;
 mod monitor;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -220,12 +220,13 @@ impl WorkerBuilder {
     /// that is given twice, an effect that the store or the handler's form cannot keep.
     pub fn build(self) -> Result<Worker> {
         let mut faults = Vec::new();
+        let routed: HashSet<&str> = self.routes.iter().map(|route| &*route.handler).collect();
         let mut by_name: HashMap<&str, (Kind, &Prepare)> = HashMap::new();
         for (name, kind, prepare) in &self.handlers {
             if by_name.insert(name, (*kind, prepare)).is_some() {
                 faults.push(format!("handler `{name}` is given twice"));
             }
-            if self.routes.iter().all(|route| *route.handler != **name) {
+            if !routed.contains(&**name) {
                 faults.push(format!("handler `{name}` has no route"));
             }
         }

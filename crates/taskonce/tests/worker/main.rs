@@ -11,3 +11,4 @@ mod trouble;
 mod bounds;
 mod transactions;
 mod poison;
+mod load;
