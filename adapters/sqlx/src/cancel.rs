@@ -5,10 +5,16 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection, PgPool};
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// The longest that the server is asked for.
+/// The longest that the server is asked for, with the wait for one's turn.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
+/// How many connections of this process ask servers so at once, beside those of its pools. Where many runs are dropped together the
+/// others wait for their turn: each takes about as long as a connection takes to be made.
+const CANCELS_MAX: usize = 4;
+/// The turns.
+static CANCELS: Semaphore = Semaphore::const_new(CANCELS_MAX);
 /// Ends the statement of a session, only while that is in the transaction that is meant: its connection may have been lent to
 /// somebody else meanwhile.
 const CANCEL: &str = "select pg_cancel_backend(pid) from pg_stat_activity
@@ -48,6 +54,7 @@ impl Drop for CancelOnDrop<'_> {
         let options = self.pool.connect_options();
         runtime.spawn(async move {
             let ask = async {
+                let _turn = CANCELS.acquire().await.map_err(|_| sqlx::Error::PoolClosed)?;
                 let mut connection = PgConnection::connect_with(&options).await?;
                 let cancel = sqlx::query(CANCEL).persistent(false).bind(session.pid).bind(session.began);
                 cancel.execute(&mut connection).await?;

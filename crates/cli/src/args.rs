@@ -495,12 +495,12 @@ pub(crate) struct ResolveArgs {
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArgs {
     /// Make the table for steps in the database that `--store` names: where effects are, while the ledger's records are elsewhere
-    #[arg(long, conflicts_with = "grant_to")]
+    #[arg(long)]
     pub(crate) steps: bool,
     /// Only print the SQL, for those who run migrations themselves
     #[arg(long)]
     pub(crate) print: bool,
-    /// Print the grants that this role needs to use the store too
+    /// Print the grants that this role needs to use the store (or the table) too
     #[arg(long, value_name = "ROLE", requires = "print")]
     pub(crate) grant_to: Option<String>,
 }

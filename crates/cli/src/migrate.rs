@@ -18,7 +18,7 @@ pub(crate) fn migrate(args: &MigrateArgs, common: &Common, form: Form) -> Result
     let url =
         if args.steps { store::of_effects(common.store.as_deref())? } else { store::url(common.store.as_deref())? };
     if args.steps && args.print {
-        let sql = taskonce::steps_sql(&url)?;
+        let sql = taskonce::steps_sql(&url, args.grant_to.as_deref())?;
         match form {
             Form::Json => report::data_json(&json!({ "sql": sql })),
             Form::Text => report::data(&sql),

@@ -45,17 +45,27 @@ pub async fn migrate_steps(url: &str) -> Result<Migration> {
     }
 }
 
-/// The SQL of the same, for those who run migrations themselves.
+/// The SQL of the same, for those who run migrations themselves; with the grants that the role of a worker's connection needs, if
+/// one is named. A purge needs `delete` on the table, too.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] and [`ErrorKind::BadUrl`].
-pub fn steps_sql(url: &str) -> Result<String> {
+/// [`ErrorKind::Unsupported`], also for a role in a file, which has none; [`ErrorKind::BadUrl`].
+pub fn steps_sql(url: &str, role: Option<&str>) -> Result<String> {
+    let _ = role; // for a build with such a database
     match scheme(url) {
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
             let schema = taskonce_postgres::tx::steps::step_schema_of(url)?;
-            taskonce_postgres::tx::steps::step_table_sql(schema.as_deref())
+            let mut sql = taskonce_postgres::tx::steps::step_table_sql(schema.as_deref())?;
+            if let Some(role) = role {
+                sql.push_str(&taskonce_postgres::tx::steps::step_grants_sql(schema.as_deref(), role)?);
+            }
+            Ok(sql)
         }
+        #[cfg(feature = "sqlite")]
+        "sqlite" if role.is_some() => Err(Error::new(ErrorKind::Unsupported, "a SQLite file has no roles")
+            .about("the database of the effects")
+            .with_hint("leave the role out: who may write the file may use its tables")),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(taskonce_sqlite::steps::step_table_sql().to_owned()),
         other => Err(unsupported(other)),

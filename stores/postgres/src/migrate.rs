@@ -120,16 +120,21 @@ pub fn migration_sql(schema: &str) -> Result<String> {
 /// [`ErrorKind::BadUrl`] for what is no name of a schema, or a role with a zero byte.
 pub fn grants_sql(schema: &str, role: &str) -> Result<String> {
     check(schema)?;
+    let role = quoted_role(role)?;
+    Ok(format!(
+        "grant usage on schema \"{schema}\" to {role};\n\
+         grant select, insert, update, delete on \"{schema}\".task to {role};\n\
+         grant select on \"{schema}\".meta, \"{schema}\".tasks to {role};\n\
+         grant usage on sequence \"{schema}\".fence to {role};\n"
+    ))
+}
+
+/// A role's name as SQL has it.
+pub(crate) fn quoted_role(role: &str) -> Result<String> {
     if role.is_empty() || role.contains('\0') {
         return Err(Error::new(ErrorKind::BadUrl, "a role needs a name").about("role"));
     }
-    let role = role.replace('"', "\"\"");
-    Ok(format!(
-        "grant usage on schema \"{schema}\" to \"{role}\";\n\
-         grant select, insert, update, delete on \"{schema}\".task to \"{role}\";\n\
-         grant select on \"{schema}\".meta, \"{schema}\".tasks to \"{role}\";\n\
-         grant usage on sequence \"{schema}\".fence to \"{role}\";\n"
-    ))
+    Ok(format!("\"{}\"", role.replace('"', "\"\"")))
 }
 
 /// The schema that a store's URL names.

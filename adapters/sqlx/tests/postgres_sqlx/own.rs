@@ -265,6 +265,42 @@ async fn a_step_in_a_transaction_of_its_own_meets_a_serialisation_failure_and_ru
     assert_eq!((calls.into_inner(), place.effects(&task.key)), (2, 1));
 }
 
+/// The role may have eight connections more than the runs hold: the four that ask at once, and as many that are about to end.
+/// One more would be refused, and its statement would go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_runs_that_are_dropped_together_each_has_its_statement_ended_on_few_connections() {
+    const RUNS: u32 = 32;
+    let place = Place::new();
+    place.beside(&format!(
+        "do $$ begin create role taskonce_sqlx_crowd login; exception when duplicate_object or unique_violation then null; end $$;
+         alter role taskonce_sqlx_crowd connection limit {}; grant taskonce_sqlx_payer to taskonce_sqlx_crowd",
+        RUNS + 8
+    ));
+    let (ledger, port) = (place.ledger(), place.database.port());
+    let pool = place.pool_of("taskonce_sqlx_crowd", port, RUNS, "").await;
+    let is_at_it = "select count(*) from pg_stat_activity
+        where query = 'select pg_sleep(60)' and state = 'active' and datname = current_database()";
+    let mut runs = tokio::task::JoinSet::new();
+    for id in 0..RUNS {
+        let (ledger, pool, task) = (ledger.clone(), pool.clone(), task(&id.to_string()));
+        runs.spawn(async move {
+            let policy = policy();
+            let run = ledger.run_in_transaction(&pool, &task, &policy, |mut tx, _context| {
+                Box::pin(async move {
+                    sqlx::query("select pg_sleep(60)").execute(&mut *tx).await?;
+                    Ok(())
+                })
+            });
+            run.await.map(drop)
+        });
+    }
+    until("the servers are at it", async || place.count(is_at_it) == RUNS as usize).await;
+    let start = Instant::now();
+    runs.shutdown().await;
+    until("no server is at it any more", async || place.count(is_at_it) == 0).await;
+    assert!(start.elapsed() < Duration::from_secs(30), "long before they would have ended: {:?}", start.elapsed());
+}
+
 /// A heartbeat came between what the transaction had seen and the step.
 #[tokio::test]
 async fn a_step_whose_transaction_read_before_a_heartbeat_is_told_to_begin_anew_and_may() {

@@ -57,7 +57,12 @@ impl Place {
 
     /// A pool whose sessions have these settings, on what listens at this port.
     pub(crate) async fn pool_at(&self, port: u16, connections: u32, settings: &'static str) -> PgPool {
-        let url = format!("postgres://{WORKER}@127.0.0.1:{port}/{}?sslmode=disable", self.database.name());
+        self.pool_of(WORKER, port, connections, settings).await
+    }
+
+    /// The same of another role.
+    pub(crate) async fn pool_of(&self, role: &str, port: u16, connections: u32, settings: &'static str) -> PgPool {
+        let url = format!("postgres://{role}@127.0.0.1:{port}/{}?sslmode=disable", self.database.name());
         let options = PgPoolOptions::new().max_connections(connections).after_connect(move |connection, _| {
             Box::pin(async move { sqlx::raw_sql(settings).execute(connection).await.map(drop) })
         });

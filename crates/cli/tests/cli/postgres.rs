@@ -74,6 +74,26 @@ fn a_table_for_steps_is_made_and_purged_in_the_database_of_their_effects() {
 }
 
 #[test]
+fn the_table_for_steps_is_printed_with_the_grants_of_a_role() {
+    let shop = shared::database().unwrap();
+    let role = "cli_of_tests";
+    shop.psql("do $$ begin create role cli_of_tests login; exception when duplicate_object or unique_violation then null; end $$")
+        .unwrap();
+    let url = format!("{}?schema=shop", shop.url());
+    let printed = Desk::new().say(&["migrate", "--steps", "--print", "--grant-to", role, "--store", &url]).text();
+    // The schema has to be there: the rest is the printed SQL's.
+    shop.psql(&format!("create schema shop; {printed}")).unwrap();
+    let may = |what: &str| shop.psql(&format!("select has_table_privilege('{role}', 'shop.taskonce_step', '{what}')"));
+    let rights = ["select", "insert", "update", "delete", "truncate"].map(|what| may(what).unwrap());
+    assert_eq!(rights, ["t", "t", "t", "f", "f"]);
+    let as_worker = "set role cli_of_tests; insert into shop.taskonce_step values ('n/h@1/a', 's', '', null, null, 1);
+                     update shop.taskonce_step set output = '' returning attempt";
+    assert_eq!(shop.psql(as_worker).unwrap().lines().last(), Some("1"));
+    let file = Desk::new().say(&["migrate", "--steps", "--print", "--grant-to", role, "--store", "sqlite:shop.db"]);
+    assert!(file.code != 0 && file.stderr.contains("a SQLite file has no roles"), "{file:?}");
+}
+
+#[test]
 fn stores_that_make_what_they_need_have_nothing_to_migrate() {
     let desk = Desk::new();
     assert!(desk.say(&["migrate"]).text().contains("nothing is to be done"));

@@ -16,7 +16,7 @@ use tokio_postgres::{Row, Transaction};
 use crate::connect::{Connection, Dial, Schema};
 use crate::fault::Fault;
 use crate::joint::{Meaning, Met, SILENCE_MIN, at_most};
-use crate::migrate::{LOCK, MIGRATION_MAX, Migrated, check, one};
+use crate::migrate::{LOCK, MIGRATION_MAX, Migrated, check, one, quoted_role};
 use crate::tx;
 use crate::url::Settings;
 
@@ -169,7 +169,7 @@ pub fn step_is_over(key: &Key, name: &str) -> Met {
 
 /// The SQL that makes the table, in a schema or where the `search_path` says. Safe to run again.
 ///
-/// A worker's role needs `select, insert, update` on the table, and `delete` for a purge.
+/// Workers need less than who makes it: see [`step_grants_sql`].
 ///
 /// # Errors
 /// [`ErrorKind::BadUrl`] for what is no name of a schema.
@@ -184,6 +184,22 @@ pub fn step_table_sql(schema: Option<&str>) -> Result<String> {
          create index if not exists {TABLE}_done_at on {table} (done_at);\n\
          comment on table {table} is 'taskonce steps, version {VERSION}';\n"
     ))
+}
+
+/// What the role of a worker's connection needs on the table, and no more; a purge needs `delete`, too. To be run by whoever made the
+/// table, after it.
+///
+/// # Errors
+/// [`ErrorKind::BadUrl`] for what is no name of a schema, or a role with a zero byte.
+pub fn step_grants_sql(schema: Option<&str>, role: &str) -> Result<String> {
+    let role = quoted_role(role)?;
+    let mut sql = String::new();
+    if let Some(schema) = schema {
+        check(schema)?;
+        sql = format!("grant usage on schema \"{schema}\" to {role};\n");
+    }
+    sql.push_str(&format!("grant select, insert, update on {} to {role};\n", table(schema)));
+    Ok(sql)
 }
 
 fn table(schema: Option<&str>) -> String {
@@ -314,11 +330,18 @@ mod tests {
     fn the_page_shows_the_very_table() {
         let page = include_str!("../../../../docs/steps.md");
         assert!(page.contains(&format!("create table if not exists {TABLE} (\n{COLUMNS});")), "{COLUMNS}");
+        assert!(page.contains(step_grants_sql(None, "worker").unwrap().trim_end()));
     }
 
     #[test]
     fn only_names_of_schemas_are_taken() {
         assert_eq!(step_table_sql(Some("a\"b")).unwrap_err().kind(), ErrorKind::BadUrl);
         assert!(step_table_sql(Some("Shop")).unwrap().contains("on table \"Shop\".taskonce_step"));
+        assert_eq!(step_grants_sql(Some("a\"b"), "worker").unwrap_err().kind(), ErrorKind::BadUrl);
+        assert_eq!(
+            step_grants_sql(Some("Shop"), "a\"b").unwrap(),
+            "grant usage on schema \"Shop\" to \"a\"\"b\";\n\
+             grant select, insert, update on \"Shop\".taskonce_step to \"a\"\"b\";\n"
+        );
     }
 }
