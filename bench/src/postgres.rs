@@ -303,8 +303,8 @@ pub(crate) fn heartbeats(setup: &Setup) -> Result<Vec<Figure>> {
 /// Calls in a table that holds ten million done records, beside the same calls in an empty one.
 pub(crate) fn large(setup: &Setup) -> Result<Vec<Figure>> {
     let (records, round_count, calls) = (setup.pick(5_000, 10_000_000), setup.pick(2, 40), setup.pick(20, 200));
-    setup::run(async move {
-        let (full, empty) = (Stage::open(1).await?, Stage::open(1).await?);
+    setup::run_apart(move |cores| async move {
+        let (full, empty) = (Stage::open_apart(1, cores).await?, Stage::open_apart(1, cores).await?);
         full.fill(records).await?;
         let mut medians = Rounds::new(2);
         for round in 0..round_count {
