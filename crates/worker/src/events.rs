@@ -340,7 +340,8 @@ impl Default for Counts {
 }
 
 impl Counts {
-    fn add(&self, event: &Event) {
+    /// Counts one that was told of already.
+    pub(crate) fn add(&self, event: &Event) {
         self.0[event.number() as usize].fetch_add(1, Ordering::Relaxed);
     }
 

@@ -361,9 +361,13 @@ where
 }
 
 pub(crate) async fn fail<T>(ledger: &Ledger, claim: Claim, failure: Failure) -> Outcome<T> {
+    let (key, attempt) = (claim.held().key().clone(), claim.attempt());
     match persist(ledger, claim.fail(failure.clone()).await).await {
         Ok(Settled::Recorded(record)) => Outcome::Failed { failure, record: Some(record) },
-        Ok(Settled::Lost(found)) => Outcome::ClaimLost { found },
+        Ok(Settled::Lost(found)) => {
+            Event::LateRefused { attempt }.tell(&key);
+            Outcome::ClaimLost { found }
+        }
         Err(unsettled) => {
             tracing::error!(key = %unsettled.held().key(), error = %unsettled.error, "failure not recorded");
             Outcome::Failed { failure, record: None }

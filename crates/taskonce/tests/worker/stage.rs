@@ -1,7 +1,7 @@
 //! What the tests share: a queue, a ledger, a worker between them, and effects that are counted outside.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,17 @@ use taskonce::source::{DeadFilter, DeadLine, Depth, Entrance, Envelope, MemorySo
 use taskonce::store::{MemoryStore, Store};
 use taskonce::worker::{Monitor, Report, Worker, WorkerBuilder};
 use taskonce::{Effect, Found, Handler, Heart, Host, Key, Ledger, SystemHost};
+use taskonce_contract::{Fault, Faulty};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::wrap::{Meter, Switch};
+use crate::wrap::Meter;
 
 pub(crate) const CHARGE: &str = "charge@2";
 pub(crate) const AT_ONCE: Duration = Duration::ZERO;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// More calls than any test makes while the store is away.
+const CALLS_MANY: usize = 1_000_000;
 /// How long a delivery is its receiver's.
 pub(crate) const VISIBILITY: Duration = Duration::from_millis(600);
 
@@ -53,7 +56,8 @@ pub(crate) struct Stage {
     pub(crate) ledger: Ledger,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) source: Arc<Meter>,
-    pub(crate) is_away: Arc<AtomicBool>,
+    /// Between the ledger and the store.
+    trouble: Arc<Faulty>,
     pub(crate) effects: Effects,
     /// Removed with the stage.
     pub(crate) folder: tempfile::TempDir,
@@ -102,14 +106,17 @@ impl Stage {
                 (Arc::new(store), taskonce::source::open(&url).unwrap())
             }
         };
-        let is_away = Arc::default();
-        let switch = |inner: &Arc<dyn Store>| -> Arc<dyn Store> {
-            Arc::new(Switch { inner: Arc::clone(inner), is_away: Arc::clone(&is_away) })
-        };
-        let heart = Heart::new(switch(&store), Arc::clone(&host));
-        let ledger = Ledger::new(switch(&store), host, Arc::new(heart));
+        let trouble = Arc::new(Faulty::new(Arc::clone(&store)));
+        let between: Arc<dyn Store> = Arc::<Faulty>::clone(&trouble);
+        let heart = Heart::new(Arc::clone(&between), Arc::clone(&host));
+        let ledger = Ledger::new(between, host, Arc::new(heart));
         let source = Arc::new(Meter::new(source));
-        Stage { ledger, store, source, is_away, effects: Effects::default(), folder }
+        Stage { ledger, store, source, trouble, effects: Effects::default(), folder }
+    }
+
+    /// The store goes away for the ledger, or comes back.
+    pub(crate) fn store_is_away(&self, is_away: bool) {
+        self.trouble.plan(std::iter::repeat_n(Fault::Before, if is_away { CALLS_MANY } else { 0 }));
     }
 
     /// How one handler is treated: keyed, tried again soon, and no bound on retries, unless said otherwise.

@@ -19,10 +19,11 @@ on_both!(mod memory and mod sqlite:
     a_source_that_was_away_is_received_from_again,
     a_handler_that_hangs_is_ended_and_the_others_go_on,
     a_store_that_goes_away_while_tasks_run_doubles_and_loses_nothing,
+    a_handler_whose_lease_is_lost_is_cancelled_and_its_task_is_taken_over,
 );
 
 async fn while_the_store_is_away_nothing_runs_and_no_attempt_is_counted(stage: Stage) {
-    stage.is_away.store(true, Ordering::SeqCst);
+    stage.store_is_away(true);
     stage.send_many(200, 1).await;
     let running = start(stage.simple(Stage::settings()));
     until("it is told", || running.count("degraded") > 0).await;
@@ -32,7 +33,7 @@ async fn while_the_store_is_away_nothing_runs_and_no_attempt_is_counted(stage: S
     let tried = running.count("degraded");
     assert!(tried <= 64 + 10, "{tried} deliveries tried a store that is away");
     assert_eq!((stage.effects.count(), stage.dead().await.len()), (0, 0));
-    stage.is_away.store(false, Ordering::SeqCst);
+    stage.store_is_away(false);
     stage.is_worked_off().await;
     stage.effects.are_once(200);
     running.end().await;
@@ -43,7 +44,7 @@ async fn while_the_store_is_away_nothing_runs_and_no_attempt_is_counted(stage: S
 }
 
 async fn a_route_that_is_open_runs_unguarded_while_the_store_is_away(stage: Stage) {
-    stage.is_away.store(true, Ordering::SeqCst);
+    stage.store_is_away(true);
     stage.send("fine").await;
     stage.send("fails once").await;
     let (effects, tries) = (stage.effects.clone(), Arc::new(AtomicUsize::new(0)));
@@ -68,7 +69,7 @@ async fn a_route_that_is_open_runs_unguarded_while_the_store_is_away(stage: Stag
     stage.is_worked_off().await;
     stage.effects.are_once(2);
     assert_eq!(running.count("unguarded"), 3, "each run that nothing guards is counted");
-    stage.is_away.store(false, Ordering::SeqCst);
+    stage.store_is_away(false);
     stage.send("guarded").await;
     stage.is_worked_off().await;
     assert_eq!((running.count("unguarded"), stage.effects.of("guarded")), (3, 1));
@@ -145,13 +146,43 @@ async fn a_store_that_goes_away_while_tasks_run_doubles_and_loses_nothing(stage:
     let running = start(worker);
     for round in 1..4 {
         until("tasks run", || gauge.now() >= round * 40).await;
-        stage.is_away.store(true, Ordering::SeqCst);
+        stage.store_is_away(true);
         // sleeps: the store is away for so long, all in all far less than a lease
         tokio::time::sleep(Duration::from_millis(150)).await;
-        stage.is_away.store(false, Ordering::SeqCst);
+        stage.store_is_away(false);
     }
     stage.is_worked_off().await;
     stage.effects.are_once(300);
+    running.end().await;
+}
+
+async fn a_handler_whose_lease_is_lost_is_cancelled_and_its_task_is_taken_over(stage: Stage) {
+    stage.send("a").await;
+    let (effects, entered) = (stage.effects.clone(), Arc::new(Gauge::default()));
+    let held = Arc::clone(&entered);
+    let worker = stage
+        .worker(Settings { lease: Some(Duration::from_millis(600)), ..Stage::settings() })
+        .handler(CHARGE, move |context, order: Order| {
+            let (effects, held) = (effects.clone(), Arc::clone(&held));
+            async move {
+                held.up();
+                if context.attempt() == 1 {
+                    std::future::pending::<()>().await;
+                }
+                effects.happen(&order.id);
+                Ok(())
+            }
+        })
+        .build()
+        .unwrap();
+    let running = start(worker);
+    until("it runs", || entered.now() == 1).await;
+    stage.store_is_away(true);
+    until("its lease is lost", || running.count("lease_lost") == 1).await;
+    stage.store_is_away(false);
+    stage.is_worked_off().await;
+    stage.effects.are_once(1);
+    assert_eq!((entered.now(), running.count("completed")), (2, 1));
     running.end().await;
 }
 

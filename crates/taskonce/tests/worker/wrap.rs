@@ -1,4 +1,4 @@
-//! A source and a store that count, fail and lose answers on request, around real ones.
+//! A source that counts, fails and loses answers on request, around a real one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,8 +9,8 @@ use taskonce::source::{
     DeadFilter, DeadLetter, DeadPage, Death, Delivery, Depth, Description, Entrance, Envelope, Left, Receipt, Sent,
     Settled, Source, Want,
 };
-use taskonce::store::{Cursor, Expected, Filter, Finding, Generation, Ground, Memory, Next, Page, Purged, Store, Swap};
-use taskonce::{Error, ErrorKind, Found, Key, Record, Result};
+use taskonce::store::{Cursor, Finding};
+use taskonce::{Error, ErrorKind, Result};
 
 fn planted() -> Error {
     Error::new(ErrorKind::Unreachable, "planted")
@@ -121,66 +121,5 @@ impl Source for Meter {
 
     async fn close(&self) {
         self.inner.close().await;
-    }
-}
-
-/// A store that can be away.
-pub(crate) struct Switch {
-    pub(crate) inner: Arc<dyn Store>,
-    pub(crate) is_away: Arc<AtomicBool>,
-}
-
-impl Switch {
-    fn reach(&self) -> Result<()> {
-        if self.is_away.load(Ordering::SeqCst) { Err(planted()) } else { Ok(()) }
-    }
-}
-
-#[async_trait]
-impl Store for Switch {
-    async fn load(&self, key: &Key) -> Result<Option<Found>> {
-        self.reach()?;
-        self.inner.load(key).await
-    }
-
-    async fn swap(&self, key: &Key, expected: Expected<'_>, next: Next<'_>) -> Result<Swap> {
-        self.reach()?;
-        self.inner.swap(key, expected, next).await
-    }
-
-    async fn scan(&self, filter: &Filter, cursor: Option<Cursor>) -> Result<Page> {
-        self.inner.scan(filter, cursor).await
-    }
-
-    async fn purge(&self, filter: &Filter) -> Result<Purged> {
-        self.inner.purge(filter).await
-    }
-
-    async fn discard(&self, key: &Key) -> Result<bool> {
-        self.inner.discard(key).await
-    }
-
-    async fn changed(&self, key: &Key, seen: &Record) -> Result<bool> {
-        self.inner.changed(key, seen).await
-    }
-
-    fn told(&self, key: &Key, end: &Arc<Record>) {
-        self.inner.told(key, end);
-    }
-
-    async fn examine(&self) -> Vec<Finding> {
-        self.inner.examine().await
-    }
-
-    fn memory(&self) -> Memory {
-        self.inner.memory()
-    }
-
-    fn ground(&self) -> Option<Ground> {
-        self.inner.ground()
-    }
-
-    async fn generation(&self) -> Result<Option<Generation>> {
-        self.inner.generation().await
     }
 }

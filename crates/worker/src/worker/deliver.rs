@@ -245,7 +245,8 @@ impl Delivered<'_> {
             }
             Outcome::ClaimLost { found } => {
                 let held = found.as_ref().map_or(0, |found| found.record.attempt);
-                self.tell(&Event::LeaseLost { attempt: self.attempt.unwrap_or(held) });
+                // The heart, or the run itself, has told it.
+                self.shared.counts.add(&Event::LeaseLost { attempt: self.attempt.unwrap_or(held) });
                 let verdict = match found {
                     Some(Found { record, .. }) => self.follow(settlement, &record),
                     None => self.unknown(settlement),
