@@ -17,7 +17,7 @@ const PREFETCH_FOR: Duration = Duration::from_millis(250);
 const AVERAGE_MIN: f64 = 0.001;
 /// The share of the last task in the average.
 const NEWEST_SHARE: f64 = 0.05;
-/// A delivery that has waited here for so long, or has to, is given back.
+/// A delivery that has waited here for so long, or for a third of its visibility timeout, is given back.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// A delivery in hand.
@@ -28,6 +28,8 @@ pub(super) struct Arrived {
     pub(super) route: RouteId,
     /// When it was received, on the host's clock.
     pub(super) at: Duration,
+    /// When it is given back, unless it has started.
+    pub(super) back_at: Duration,
 }
 
 pub(super) struct Desk {
@@ -184,7 +186,7 @@ impl Desk {
     /// Takes away those that have waited for too long, or all.
     pub(super) fn give_back(&mut self, now: Duration, which: Which) -> Vec<Arrived> {
         let is_due = |arrived: &Arrived| match which {
-            Which::Overdue => now.saturating_sub(arrived.at) >= WAIT_MAX,
+            Which::Overdue => now >= arrived.back_at,
             Which::All => true,
         };
         let mut given = Vec::new();

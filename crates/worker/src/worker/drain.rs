@@ -16,6 +16,8 @@ use crate::source::Receipt;
 
 /// When the delivery of a handler that panicked comes again; its task has its own delay.
 const PANIC_DELAY: Duration = Duration::from_secs(1);
+/// How often is looked for deliveries that have waited for too long.
+const GIVE_BACK_EVERY: Duration = Duration::from_millis(200);
 /// How long the ends of tasks that were cut off may take to be written.
 const FINISH_MAX: Duration = Duration::from_secs(5);
 
@@ -95,11 +97,18 @@ pub(super) async fn run(shared: Arc<Shared>, grace: Duration, stop: impl Future<
         not_settled: 0,
     };
     tokio::pin!(stop);
+    // Of its own, for a busy worker never sleeps.
+    let mut tick = tokio::time::interval(GIVE_BACK_EVERY);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let wake_at = floor.start();
         tokio::select! {
             biased;
             () = &mut stop => break,
+            _ = tick.tick() => {
+                let overdue = shared.desk().give_back(shared.now(), Which::Overdue);
+                floor.give_back(overdue);
+            }
             Some(ended) = floor.tasks.join_next_with_id() => floor.end(ended),
             Some(Err(error)) = receivers.join_next() => {
                 // It panicked, for it never ends: a fault of the source's code must not leave a worker that takes nothing.
@@ -110,10 +119,7 @@ pub(super) async fn run(shared: Arc<Shared>, grace: Duration, stop: impl Future<
             }
             Some(told) = floor.settling.join_next() => floor.told(told),
             () = shared.work.notified() => {}
-            () = tokio::time::sleep(wake_at) => {
-                let overdue = shared.desk().give_back(shared.now(), Which::Overdue);
-                floor.give_back(overdue);
-            }
+            () = tokio::time::sleep(wake_at) => {}
         }
     }
     receivers.shutdown().await;

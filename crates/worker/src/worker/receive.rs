@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
-use super::desk::Arrived;
+use super::desk::{Arrived, WAIT_MAX};
 use super::settle::{Verdict, settle};
 use crate::routes::RouteId;
 use crate::source::{Delivery, RECEIVE_MAX, Want};
@@ -85,10 +85,12 @@ async fn arrive(
     let mut arrived = Vec::with_capacity(deliveries.len());
     let mut unknown = Vec::new();
     // A delivery is its receiver's from some moment after this one on.
-    let at = asked_at.max(shared.now().saturating_sub(shared.sources[source].describe().visibility / 10));
+    let visibility = shared.sources[source].describe().visibility;
+    let at = asked_at.max(shared.now().saturating_sub(visibility / 10));
+    let back_at = at + WAIT_MAX.min(visibility / 3);
     for delivery in deliveries {
         match by_handler.get(&*delivery.envelope.handler) {
-            Some(route) => arrived.push(Arrived { delivery, source, route: *route, at }),
+            Some(route) => arrived.push(Arrived { delivery, source, route: *route, at, back_at }),
             None => unknown.push(delivery),
         }
     }
