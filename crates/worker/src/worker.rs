@@ -58,6 +58,37 @@ pub const STALLED_AFTER: Duration = Duration::from_secs(30);
 ///   in this case runs unguarded, and that is counted.
 ///
 /// Several workers, in as many processes as one likes, share sources and store.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use taskonce_core::ledger::Ledger;
+/// # use taskonce_core::record::Failure;
+/// # use taskonce_worker::routes::Routes;
+/// # use taskonce_worker::source::Source;
+/// # use taskonce_worker::worker::Worker;
+/// # async fn example(ledger: Ledger, queue: Arc<dyn Source>, stop: impl Future<Output = ()>) -> taskonce_core::Result<()> {
+/// let routes = Routes::from_toml(
+///     r#"
+///     [sources.queue]
+///     [handlers."charge@2"]
+///     effect = "keyed"
+///     [routes.queue."charge@2"]
+///     "#,
+/// )?;
+/// let worker = Worker::builder(ledger, routes)
+///     .source(queue)
+///     .handler("charge@2", |context, amount: u64| async move {
+///         if amount == 0 {
+///             return Err(Failure::permanent("the amount is zero"));
+///         }
+///         // The provider deduplicates on this key.
+///         Ok(context.downstream_key("").to_string())
+///     })
+///     .build()?;
+/// let report = worker.run_until(stop).await;
+/// assert!(report.is_clean(), "{report}");
+/// # Ok(()) }
+/// ```
 pub struct Worker {
     shared: Arc<Shared>,
     grace: Duration,
