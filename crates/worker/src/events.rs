@@ -223,6 +223,37 @@ impl Event {
         Event::Failed { attempt, class: failure.class, message: failure.message.clone(), delay }
     }
 
+    /// What log lines are searched by: the attempt that it is about, who ran that, and how long ago.
+    fn of(&self) -> (Option<u32>, Option<&str>, Option<Duration>) {
+        match self {
+            Event::Replayed { attempt, owner, age }
+            | Event::Busy { attempt, owner, age, .. }
+            | Event::Waiting { attempt, owner, age, .. } => (Some(*attempt), Some(owner), Some(*age)),
+            Event::Mismatch { owner, age, .. } => (None, Some(owner), Some(*age)),
+            Event::Claimed { attempt }
+            | Event::Takeover { attempt, .. }
+            | Event::Completed { attempt, .. }
+            | Event::Failed { attempt, .. }
+            | Event::Dead { attempt, .. }
+            | Event::Parked { attempt, .. }
+            | Event::HeartbeatLate { attempt, .. }
+            | Event::LeaseLost { attempt }
+            | Event::LateAccepted { attempt, .. }
+            | Event::LateRefused { attempt } => (Some(*attempt), None, None),
+            Event::TooOld { age, .. } => (None, None, Some(*age)),
+            Event::Redriven
+            | Event::NotRecorded { .. }
+            | Event::Unreadable { .. }
+            | Event::Newer { .. }
+            | Event::Degraded { .. }
+            | Event::Unguarded { .. }
+            | Event::RetryPutOff { .. }
+            | Event::NotSettled { .. }
+            | Event::LeftInPlace { .. }
+            | Event::Stalled { .. } => (None, None, None),
+        }
+    }
+
     /// Counts it in this process, and writes its log line.
     pub(crate) fn tell(&self, key: &dyn fmt::Display) {
         counts().add(self);
@@ -232,9 +263,11 @@ impl Event {
     /// Writes its log line.
     pub fn log(&self, key: &dyn fmt::Display) {
         // The level of a tracing event is a constant of its place in the code.
+        let (attempt, owner, age) = self.of();
+        let age_ms = age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
         macro_rules! line {
             ($level:ident) => {
-                tracing::event!(tracing::Level::$level, event = self.name(), %key, "{self}")
+                tracing::event!(tracing::Level::$level, event = self.name(), %key, attempt, owner, age_ms, "{self}")
             };
         }
         match self.level() {
@@ -382,6 +415,7 @@ mod tests {
             assert_eq!(counts.of(event.name()), 2, "{event}");
         }
         assert_eq!(counts.all().map(|(_, count)| count).sum::<u64>(), 8);
+        assert_eq!(events[2].of(), (Some(2), Some("a/1"), Some(Duration::from_secs(3))));
         assert_eq!(events[2].to_string(), "a/1 has been running attempt 2 for 3.0s: comes again in 7.0s");
         let mut names = EVENT_NAMES.to_vec();
         names.sort_unstable();
