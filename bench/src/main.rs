@@ -27,7 +27,6 @@ mod lists;
 mod local;
 mod measure;
 mod postgres;
-mod postgres_own;
 mod postgres_stage;
 mod redis_away;
 mod redis_calls;

@@ -11,7 +11,6 @@ use tokio_postgres::Client;
 
 use crate::figure::{Bound, Figure, Judged, Unit};
 use crate::measure::{Rounds, quantile};
-use crate::postgres_own::Own;
 use crate::postgres_stage::{Bare, Stage};
 use crate::setup::{self, Setup, run_once};
 
@@ -25,15 +24,11 @@ pub(crate) fn fresh(setup: &Setup) -> Result<Vec<Figure>> {
     let (round_count, calls, each) = (setup.pick(2, 40), setup.pick(20, 200), setup.pick(5, 40));
     let (medians, width) = setup::run_apart(|cores| async move {
         let stage = Stage::open_apart(1, cores).await?;
-        let own = Own::open(&stage).await?;
-        let mut medians = Rounds::new(3);
+        let mut medians = Rounds::new(2);
         for round in 0..round_count {
             for side in medians.order(round) {
                 let tasks = setup::tasks(calls)?;
-                let mut samples = match side {
-                    2 => own_calls(&own, &tasks).await?,
-                    _ => fresh_calls(Arc::clone(&stage), side, 0, tasks).await?,
-                };
+                let mut samples = fresh_calls(Arc::clone(&stage), side, 0, tasks).await?;
                 medians.push(side, quantile(&mut samples, 0.5));
             }
         }
@@ -65,11 +60,7 @@ pub(crate) fn fresh(setup: &Setup) -> Result<Vec<Figure>> {
                 floor: Some(medians.floor()),
                 judged: Judged::Ratio(medians.ratio()),
                 bound: Bound::AtMost(1.15),
-                notes: vec![
-                    width,
-                    medians.spread(),
-                    format!("{:.2} times the store's own two statements, sent bare", medians.ratio_to(2)),
-                ],
+                notes: vec![width, medians.spread()],
             },
             Figure {
                 name: format!("PostgreSQL, {MANY} clients: fresh claim + complete per second"),
@@ -93,17 +84,6 @@ async fn fresh_calls(stage: Arc<Stage>, side: usize, client: usize, tasks: Vec<T
             0 => run_once(&stage.ledger, task, &stage.policy).await?,
             _ => stage.bare[client].pair(task.key.as_str()).await?,
         }
-        samples.push(start.elapsed());
-    }
-    Ok(samples)
-}
-
-/// The same by the store's own statements, without the store.
-async fn own_calls(own: &Own, tasks: &[Task]) -> Result<Vec<Duration>> {
-    let mut samples = Vec::with_capacity(tasks.len());
-    for task in tasks {
-        let start = Instant::now();
-        own.pair(task.key.as_str()).await?;
         samples.push(start.elapsed());
     }
     Ok(samples)

@@ -13,8 +13,6 @@ use crate::setup::{self, run_once};
 
 /// The database that the benches use.
 const DATABASE: &str = "postgres";
-/// The server shows the statements that connections sent last, whole.
-const SHOW_STATEMENTS: [&str; 2] = ["-c", "track_activity_query_size=16384"];
 /// How many records one statement copies.
 const COPIED_AT_ONCE: u64 = 500_000;
 
@@ -80,7 +78,7 @@ impl Stage {
 
     /// The same with the server on cores of its own.
     pub(crate) async fn open_apart(clients: usize, cores: Cores) -> Result<Arc<Stage>> {
-        let server = block_in_place(|| cores.on_servers(|| PostgresServer::start(&SHOW_STATEMENTS)))?;
+        let server = block_in_place(|| cores.on_servers(|| PostgresServer::start(&[])))?;
         Stage::over(server, clients).await
     }
 
