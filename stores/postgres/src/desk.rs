@@ -5,12 +5,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::marker::PhantomData;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use taskonce_core::error::{ErrorKind, Result};
 use taskonce_core::key::Key;
+use taskonce_core::record::Token;
 use taskonce_core::store::Swap;
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
@@ -18,7 +20,7 @@ use tokio_postgres::Row;
 use crate::fault::{Cause, Fault};
 use crate::pool::Sent;
 use crate::process::lock;
-use crate::store::{Here, Inner};
+use crate::store::{Here, Inner, Judged, Write, judge};
 
 /// The most calls that one statement carries.
 const BATCH_MAX: usize = 1000;
@@ -32,6 +34,8 @@ const QUEUE_MAX: usize = 100_000;
 const GATHERED_MIN: usize = 8;
 /// The most statements of one desk that are on their way at once.
 const UNDER_WAY_MAX: usize = 4;
+/// How long those that wait leave it to the senders that are under way: longer than a statement takes that is not held up.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What stands in one line of a statement.
 pub(crate) trait Line: Send + Sized + 'static {
@@ -45,6 +49,9 @@ pub(crate) trait Line: Send + Sized + 'static {
     /// How many bytes it carries.
     fn bytes(&self) -> usize;
 
+    /// What it expects and writes, where a statement of one does it.
+    fn alone(&self) -> Option<(Option<Token>, Write<'_>)>;
+
     /// The rows of the statement for these: the first column is the key. Notes when it was sent again.
     fn ask(
         here: &Here,
@@ -57,13 +64,11 @@ pub(crate) trait Line: Send + Sized + 'static {
 }
 
 /// What a call that waited with others came to.
-pub(crate) enum Asked<L: Line> {
+pub(crate) enum Asked {
     /// This.
     Answered(Swap),
     /// Nothing can be said of it: it is to be asked alone, having been sent so often.
     Alone(Sent),
-    /// No other waited: it is to be asked alone, and others gather until then.
-    First(Turn<L>),
 }
 
 /// The calls of one process and runtime that wait.
@@ -73,31 +78,23 @@ pub(crate) struct Desk<L: Line> {
 
 struct Queue<L: Line> {
     waiting: VecDeque<Waiting<L>>,
-    /// Turns that were taken; who ends one sees to those who came meanwhile.
+    /// Senders that are under way; each sees to those who came meanwhile.
     under_way: usize,
+    /// When the last of them took what it sends.
+    left: Instant,
 }
 
 /// One call, and where its answer goes.
 struct Waiting<L: Line> {
     key: Key,
     line: L,
-    reply: oneshot::Sender<Result<Asked<L>>>,
+    reply: oneshot::Sender<Result<Asked>>,
 }
 
 impl<L: Line> Default for Desk<L> {
     fn default() -> Desk<L> {
-        Desk { queue: Mutex::new(Queue { waiting: VecDeque::new(), under_way: 0 }) }
+        Desk { queue: Mutex::new(Queue { waiting: VecDeque::new(), under_way: 0, left: Instant::now() }) }
     }
-}
-
-/// The right to send alone, if nothing of this kind is on its way.
-pub(crate) fn first<L: Line>(here: &Arc<Here>, inner: &Arc<Inner>) -> Option<Turn<L>> {
-    let mut queue = lock(&L::desk(here).queue);
-    let is_first = queue.under_way == 0 && queue.waiting.is_empty();
-    is_first.then(|| {
-        queue.under_way = 1;
-        Turn { inner: Arc::clone(inner), here: Arc::clone(here), is: Is::Alone, kind: PhantomData }
-    })
 }
 
 /// Asks for one line, together with those that wait at the same time.
@@ -107,22 +104,28 @@ pub(crate) async fn ask<L: Line>(
     key: &Key,
     line: L,
     deadline: Instant,
-) -> Result<Asked<L>> {
+) -> Result<Asked> {
     let (reply, answer) = oneshot::channel();
-    let is_sender = {
+    {
         let mut queue = lock(&L::desk(here).queue);
         if queue.waiting.len() >= QUEUE_MAX {
             let fault = Fault::new(ErrorKind::TimedOut, format!("{QUEUE_MAX} calls wait already"));
             return Err(inner.error(fault));
         }
         queue.waiting.push_back(Waiting { key: key.clone(), line, reply });
-        queue.admit_sender()
-    };
-    if is_sender {
-        Turn::<L> { inner: Arc::clone(inner), here: Arc::clone(here), is: Is::Sending, kind: PhantomData }.begin();
     }
-    let late = timeout_at(deadline, answer).await;
-    match late {
+    Sender::<L>::begin_if_needed(inner, here);
+    let mut answer = pin!(answer);
+    let soon = deadline.min(Instant::now() + PATIENCE);
+    let answered = match timeout_at(soon, &mut answer).await {
+        Err(_) if soon < deadline => {
+            // Those who are under way may be held up: a server that hangs, a connection that leads nowhere.
+            Sender::<L>::begin_if_needed(inner, here);
+            timeout_at(deadline, answer).await
+        }
+        answered => answered,
+    };
+    match answered {
         Ok(Ok(answer)) => answer,
         Ok(Err(_)) => Err(inner.error(Fault::new(ErrorKind::Unreachable, "the runtime that asked has ended"))),
         Err(_) => Err(inner.error(Fault::late(inner.settings.timeout))),
@@ -132,9 +135,13 @@ pub(crate) async fn ask<L: Line>(
 impl<L: Line> Queue<L> {
     /// Whether one more is to send those that wait.
     fn admit_sender(&mut self) -> bool {
-        let are_many = !L::SHARED && self.waiting.len() >= GATHERED_MIN && self.under_way < UNDER_WAY_MAX;
-        let is_admitted = self.under_way == 0 || are_many;
-        self.under_way += usize::from(is_admitted);
+        let are_many = !L::SHARED && self.waiting.len() >= GATHERED_MIN;
+        let may_help = self.under_way < UNDER_WAY_MAX && (are_many || self.left.elapsed() >= PATIENCE);
+        let is_admitted = !self.waiting.is_empty() && (self.under_way == 0 || may_help);
+        if is_admitted {
+            self.under_way += 1;
+            self.left = Instant::now();
+        }
         is_admitted
     }
 
@@ -169,92 +176,84 @@ impl<L: Line> Queue<L> {
     }
 }
 
-/// One of the few who may send. Those who come meanwhile are seen to when it ends, in whichever way.
-pub(crate) struct Turn<L: Line> {
+/// A task that sends what waits: callers may stop waiting, or be polled no more, and the others must not.
+struct Sender<L: Line> {
     inner: Arc<Inner>,
     here: Arc<Here>,
-    is: Is,
+    /// Whether it ended since nobody waited any more.
+    is_over: bool,
     kind: PhantomData<fn() -> L>,
 }
 
-/// Who has a turn.
-#[derive(PartialEq, Eq)]
-enum Is {
-    /// A call that sends its own line.
-    Alone,
-    /// The task that sends those of others.
-    Sending,
-    /// Nobody any more.
-    Over,
-}
-
-impl<L: Line> Turn<L> {
-    /// Sends in a task of its own: callers may stop waiting, and the others must not.
-    fn begin(self) {
-        match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(self.send_all())),
-            Err(_) => drop(self),
+impl<L: Line> Sender<L> {
+    fn begin_if_needed(inner: &Arc<Inner>, here: &Arc<Here>) {
+        if lock(&L::desk(here).queue).admit_sender() {
+            let (inner, here) = (Arc::clone(inner), Arc::clone(here));
+            let sender = Sender::<L> { inner, here, is_over: false, kind: PhantomData };
+            tokio::spawn(sender.send_all());
         }
     }
 
     /// Sends batches until nobody waits.
     async fn send_all(mut self) {
-        // Those who ask in the same turn of the runtime come along.
-        tokio::task::yield_now().await;
         loop {
             let mut batch = self.take();
-            if !L::SHARED
-                && batch.len() == 1
-                && let Some((_, only)) = batch.pop_first()
-            {
-                self.is = Is::Alone;
-                // Where it waits no longer, the turn comes back and goes on.
-                drop(only.reply.send(Ok(Asked::First(self))));
-                return;
-            }
             if batch.is_empty() {
                 return;
             }
-            send(&self.inner, &self.here, batch).await;
+            match batch.pop_first() {
+                Some((key, only)) if batch.is_empty() && only.line.alone().is_some() => {
+                    send_one(&self.inner, &self.here, &key, only).await;
+                }
+                Some((key, first)) => {
+                    batch.insert(key, first);
+                    send(&self.inner, &self.here, batch).await;
+                }
+                None => {}
+            }
         }
     }
 
-    /// What waits. An empty batch ends the turn.
+    /// What waits. An empty batch is the end.
     fn take(&mut self) -> BTreeMap<Key, Waiting<L>> {
         let mut queue = lock(&L::desk(&self.here).queue);
         let batch = queue.take();
         if batch.is_empty() {
             queue.under_way -= 1;
-            self.is = Is::Over;
+            self.is_over = true;
+        } else {
+            queue.left = Instant::now();
         }
         batch
     }
 }
 
-impl<L: Line> Drop for Turn<L> {
+impl<L: Line> Drop for Sender<L> {
     fn drop(&mut self) {
-        match self.is {
-            Is::Over => {}
-            Is::Alone => {
-                let others_wait = {
-                    let mut queue = lock(&L::desk(&self.here).queue);
-                    let others_wait = !queue.waiting.is_empty();
-                    queue.under_way -= usize::from(!others_wait);
-                    others_wait
-                };
-                if others_wait {
-                    let (inner, here) = (Arc::clone(&self.inner), Arc::clone(&self.here));
-                    Turn::<L> { inner, here, is: Is::Sending, kind: PhantomData }.begin();
-                }
-            }
+        if !self.is_over {
             // The runtime has ended. The callers are told that nobody answers.
-            Is::Sending => {
-                let mut queue = lock(&L::desk(&self.here).queue);
-                queue.under_way -= 1;
-                queue.waiting.clear();
-            }
+            let mut queue = lock(&L::desk(&self.here).queue);
+            queue.under_way -= 1;
+            queue.waiting.clear();
         }
     }
+}
+
+/// Sends the only one that waits, by the statement of one.
+async fn send_one<L: Line>(inner: &Inner, here: &Here, key: &Key, only: Waiting<L>) {
+    let Some((expected, write)) = only.line.alone() else { return };
+    let mut sent = Sent::Once;
+    let asked = match write.ask(here, &mut sent, key, expected, here.pool.deadline()).await {
+        Ok(rows) if rows.is_empty() => Ok(Asked::Alone(sent)),
+        Ok(rows) => judge(key, expected, write.token(), &rows).map(|judged| match judged {
+            Judged::Swap(swap) => Asked::Answered(swap),
+            Judged::Unclear(_) => Asked::Alone(sent),
+        }),
+        Err(fault) if matches!(fault.cause, Cause::Locked | Cause::Refused) => Ok(Asked::Alone(sent)),
+        Err(fault) => Err(inner.error(fault)),
+    };
+    // A dropped future wants no answer.
+    let _ = only.reply.send(asked);
 }
 
 async fn send<L: Line>(inner: &Inner, here: &Here, batch: BTreeMap<Key, Waiting<L>>) {
@@ -308,6 +307,10 @@ mod tests {
 
         fn bytes(&self) -> usize {
             self.0
+        }
+
+        fn alone(&self) -> Option<(Option<Token>, Write<'_>)> {
+            None
         }
 
         async fn ask(_: &Here, _: &BTreeMap<Key, Load>, _: &mut Sent) -> Result<Vec<Row>, Fault> {

@@ -151,10 +151,11 @@ impl Fault {
     /// What the server answered: the code of an error, and what it says.
     pub(crate) fn of_code(code: &SqlState, message: &str) -> Fault {
         let fault = Fault::of_code_alone(code, message);
-        // Data, constraints, a trigger's own error, a policy of rows.
-        let refuses_a_row = ["22", "23", "P0"].contains(&code.code().get(..2).unwrap_or(""))
-            || *code == SqlState::INSUFFICIENT_PRIVILEGE;
-        if refuses_a_row { fault.because(Cause::Refused) } else { fault }
+        // Data, constraints, a policy of rows, whatever a trigger raises; but not what any statement would meet.
+        let is_of_all = ["08", "0A", "25", "26", "28", "3D", "3F", "53", "57", "58", "XX"]
+            .contains(&code.code().get(..2).unwrap_or(""))
+            || [SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_COLUMN].contains(code);
+        if fault.cause == Cause::Lasting && !is_of_all { fault.because(Cause::Refused) } else { fault }
     }
 
     fn of_code_alone(code: &SqlState, message: &str) -> Fault {

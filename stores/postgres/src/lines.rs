@@ -18,7 +18,7 @@ use crate::fault::Fault;
 use crate::pool::Sent;
 use crate::row::{self, Kept};
 use crate::sql::Verb;
-use crate::store::{Here, misread};
+use crate::store::{Here, Write, misread};
 
 /// The desks of one process and runtime.
 #[derive(Default)]
@@ -45,6 +45,10 @@ impl Line for Renewal {
 
     fn bytes(&self) -> usize {
         self.body.len()
+    }
+
+    fn alone(&self) -> Option<(Option<Token>, Write<'_>)> {
+        None
     }
 
     async fn ask(here: &Here, batch: &BTreeMap<Key, Renewal>, sent: &mut Sent) -> Result<Vec<Row>, Fault> {
@@ -82,6 +86,10 @@ impl Line for NewClaim {
         self.0.bytes()
     }
 
+    fn alone(&self) -> Option<(Option<Token>, Write<'_>)> {
+        Some((None, Write::Claim(self.0.as_line())))
+    }
+
     async fn ask(here: &Here, batch: &BTreeMap<Key, NewClaim>, sent: &mut Sent) -> Result<Vec<Row>, Fault> {
         let lines = Lines::of(batch.iter().map(|(key, claim)| (key, None, &claim.0)));
         lines.ask(here, Verb::InsertClaims, sent).await
@@ -115,6 +123,10 @@ impl Line for End {
 
     fn bytes(&self) -> usize {
         self.record.bytes()
+    }
+
+    fn alone(&self) -> Option<(Option<Token>, Write<'_>)> {
+        Some((Some(self.expected), Write::Keep(self.record.as_line())))
     }
 
     async fn ask(here: &Here, batch: &BTreeMap<Key, End>, sent: &mut Sent) -> Result<Vec<Row>, Fault> {

@@ -152,7 +152,11 @@ impl Pool {
     fn take_idle(&self) -> Option<Connection> {
         let mut idle = lock(&self.idle);
         while let Some(connection) = idle.pop() {
-            if !connection.client.is_closed() && connection.used.elapsed() < IDLE_MAX {
+            // One that has not answered for so long leads nowhere.
+            let is_dead = connection.is_behind && connection.used.elapsed() >= self.timeout;
+            if is_dead {
+                connection.task.abort();
+            } else if !connection.client.is_closed() && connection.used.elapsed() < IDLE_MAX {
                 return Some(connection);
             }
         }
@@ -206,9 +210,17 @@ impl Drop for Lent<'_> {
         if let Some(mut connection) = self.connection.take()
             && !connection.client.is_closed()
         {
-            connection.used = Instant::now();
-            connection.is_behind |= self.is_asking;
             let mut idle = lock(&self.pool.idle);
+            // One that may not answer is lent when all others are in use, and not for long.
+            if connection.is_behind || self.is_asking {
+                if !connection.is_behind {
+                    connection.used = Instant::now();
+                }
+                connection.is_behind = true;
+                idle.insert(0, connection);
+                return;
+            }
+            connection.used = Instant::now();
             idle.push(connection);
             // The last one that came back is lent first, so that those of a busy hour come to lie at the front.
             if idle[0].used.elapsed() >= IDLE_MAX {

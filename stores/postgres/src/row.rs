@@ -142,6 +142,16 @@ impl Kept {
     pub(crate) fn bytes(&self) -> usize {
         self.line.body.len() + self.output.as_ref().map_or(0, |(_, bytes)| bytes.len())
     }
+
+    /// The row that it stands for.
+    pub(crate) fn as_line(&self) -> Line<'_> {
+        let output = self.output.as_ref();
+        Line {
+            output_type: output.map(|(content_type, _)| content_type.as_str()),
+            output: output.map(|(_, bytes)| bytes.as_slice()),
+            ..self.line.clone()
+        }
+    }
 }
 
 /// The columns of a record as a driver reads them, in the order in which the statements return them.

@@ -1,5 +1,6 @@
 //! The port, kept by a PostgreSQL database: `PostgresStore`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::connect::Dial;
-use crate::desk::{self, Asked};
+use crate::desk::{self, Asked, Line as _};
 use crate::examine;
 use crate::fault::{Cause, Fault};
 use crate::known::Known;
@@ -30,8 +31,6 @@ use crate::url::Settings;
 
 /// How often a swap is sent again where another transaction came in between and left nothing to show.
 const ROUNDS_MAX: usize = 8;
-/// How often a heartbeat is asked for that could not go with others.
-const RENEWALS_MAX: usize = 2;
 /// The shortest pause between two looks at a record that a transaction holds: about a statement's time. It doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 /// The longest, where the whole wait is short: looking costs little then.
@@ -124,7 +123,7 @@ impl Inner {
         Ok(swapped)
     }
 
-    /// Sends a swap by itself where none is under way, and with others where some are: then one commit serves all.
+    /// Sends a swap with those that wait at the same time, where it is one of the two that nearly all are.
     async fn send_or_join(
         self: &Arc<Self>,
         here: &Arc<Here>,
@@ -133,70 +132,50 @@ impl Inner {
         write: Write<'_>,
         deadline: Instant,
     ) -> Result<Swap> {
-        match (&write, expected) {
-            (Write::Claim(line), None) => {
-                let asked = self.join(here, key, || NewClaim(line.clone().kept()), deadline).await?;
-                self.send_after(here, key, expected, &write, asked, deadline).await
-            }
+        let asked = match (&write, expected) {
+            (Write::Claim(line), None) => desk::ask(self, here, key, NewClaim(line.clone().kept()), deadline).await?,
             (Write::Keep(line), Some(token)) => {
-                let end = || End { expected: token, record: line.clone().kept() };
-                let asked = self.join(here, key, end, deadline).await?;
-                self.send_after(here, key, expected, &write, asked, deadline).await
+                let end = End { expected: token, record: line.clone().kept() };
+                desk::ask(self, here, key, end, deadline).await?
             }
-            (Write::Claim(_) | Write::Keep(_) | Write::Erase, _) => {
-                self.send(here, key, expected, &write, (Sent::Once, None::<()>), deadline).await
-            }
-        }
-    }
-
-    /// The turn to send alone if nothing of this kind is under way, and what became of it among others if something is.
-    async fn join<L: desk::Line>(
-        self: &Arc<Self>,
-        here: &Arc<Here>,
-        key: &Key,
-        line: impl FnOnce() -> L,
-        deadline: Instant,
-    ) -> Result<Asked<L>> {
-        match desk::first(here, self) {
-            Some(turn) => Ok(Asked::First(turn)),
-            None => desk::ask(self, here, key, line(), deadline).await,
-        }
-    }
-
-    async fn send_after<L: desk::Line>(
-        &self,
-        here: &Here,
-        key: &Key,
-        expected: Option<Token>,
-        write: &Write<'_>,
-        asked: Asked<L>,
-        deadline: Instant,
-    ) -> Result<Swap> {
-        let begin = match asked {
-            Asked::Answered(swap) => return Ok(swap),
-            Asked::Alone(sent) => (sent, None),
-            Asked::First(turn) => (Sent::Once, Some(turn)),
+            (Write::Claim(_) | Write::Keep(_) | Write::Erase, _) => Asked::Alone(Sent::Once),
         };
-        self.send(here, key, expected, write, begin, deadline).await
+        match asked {
+            Asked::Answered(swap) => Ok(swap),
+            Asked::Alone(sent) => self.send(here, key, expected, &write, sent, deadline).await,
+        }
     }
 
-    /// Sends a swap, which was sent so often before, until it was stored or there is something to show for it. The turn ends
-    /// with the first answer.
-    async fn send<T>(
+    /// Renews a claim by a statement of its own.
+    async fn renew_alone(&self, here: &Here, key: &Key, renewal: Renewal) -> Result<Swap> {
+        let batch = BTreeMap::from([(key.clone(), renewal)]);
+        let rows = match Renewal::ask(here, &batch, &mut Sent::Once).await {
+            Ok(rows) => rows,
+            // Somebody holds the table.
+            Err(fault) if fault.cause == Cause::Locked => return Ok(Swap::Locked(None)),
+            Err(fault) => return Err(self.error(fault)),
+        };
+        let judged = match (rows.first(), batch.get(key)) {
+            (Some(row), Some(renewal)) => renewal.judge(key, row)?,
+            (None, _) | (_, None) => None,
+        };
+        Ok(judged.unwrap_or(Swap::Locked(None)))
+    }
+
+    /// Sends a swap, which was sent so often before, until it was stored or there is something to show for it.
+    async fn send(
         &self,
         here: &Here,
         key: &Key,
         expected: Option<Token>,
         write: &Write<'_>,
-        (mut sent, mut turn): (Sent, Option<T>),
+        mut sent: Sent,
         deadline: Instant,
     ) -> Result<Swap> {
         let (began, mut pause) = (Instant::now(), PAUSE_MIN);
         let mut rounds = 0;
         while rounds < ROUNDS_MAX {
-            let asked = write.ask(here, &mut sent, key, expected, deadline).await;
-            drop(turn.take());
-            let held = match asked {
+            let held = match write.ask(here, &mut sent, key, expected, deadline).await {
                 Ok(rows) => {
                     let judged = if rows.is_empty() && write.looks_after(expected) {
                         judge_found(expected, write.token(), self.load(here, key, deadline).await?)
@@ -245,14 +224,14 @@ fn longer(pause: Duration, wait: Duration) -> Duration {
 }
 
 /// What one sending of a swap came to.
-enum Judged {
+pub(crate) enum Judged {
     Swap(Swap),
     /// Nothing was written, and what was read does not say why.
     Unclear(Option<Found>),
 }
 
 /// Reads the answer to a swap: the fence of what was written, or what is there.
-fn judge(key: &Key, expected: Option<Token>, next: Option<Token>, rows: &[Row]) -> Result<Judged> {
+pub(crate) fn judge(key: &Key, expected: Option<Token>, next: Option<Token>, rows: &[Row]) -> Result<Judged> {
     let Some(row) = rows.first() else {
         // The row that was expected is not there. Where none was, one that is not to be seen yet was met.
         return Ok(if expected.is_some() { Judged::Swap(Swap::Conflict(None)) } else { Judged::Unclear(None) });
@@ -290,7 +269,7 @@ pub(crate) fn misread(key: &Key, error: &tokio_postgres::Error) -> Error {
 }
 
 /// What a swap writes.
-enum Write<'a> {
+pub(crate) enum Write<'a> {
     Keep(Line<'a>),
     Claim(Line<'a>),
     Erase,
@@ -305,7 +284,7 @@ impl<'a> Write<'a> {
         })
     }
 
-    fn token(&self) -> Option<Token> {
+    pub(crate) fn token(&self) -> Option<Token> {
         match self {
             Write::Keep(line) | Write::Claim(line) => Some(Token(line.token.into_bytes())),
             Write::Erase => None,
@@ -328,7 +307,7 @@ impl<'a> Write<'a> {
         }
     }
 
-    async fn ask(
+    pub(crate) async fn ask(
         &self,
         here: &Here,
         sent: &mut Sent,
@@ -410,17 +389,13 @@ impl Store for PostgresStore {
         if let (Expected::Record(held), Next::Keep(next)) = (expected, next)
             && is_renewal(Expected::Record(held), Next::Keep(next))
         {
-            let line = Line::of(next)?;
-            let deadline = here.pool.deadline();
-            for _ in 0..RENEWALS_MAX {
-                let renewal = Renewal { expected: held.token, token: next.token, body: line.body.clone() };
-                match desk::ask(&self.inner, &here, key, renewal, deadline).await? {
-                    Asked::Answered(swap) => return Ok(swap),
-                    // Somebody holds the table.
-                    Asked::Alone(_) | Asked::First(_) => {}
-                }
-            }
-            return Ok(Swap::Locked(None));
+            let body = Line::of(next)?.body;
+            let renewal = || Renewal { expected: held.token, token: next.token, body: body.clone() };
+            return match desk::ask(&self.inner, &here, key, renewal(), here.pool.deadline()).await? {
+                Asked::Answered(swap) => Ok(swap),
+                // What the database refuses of one must not cost the others their claims.
+                Asked::Alone(_) => self.inner.renew_alone(&here, key, renewal()).await,
+            };
         }
         if let (None, Next::Erase) = (expected.token(), next) {
             let found = self.inner.load(&here, key, here.pool.deadline()).await?;

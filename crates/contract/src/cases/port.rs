@@ -323,16 +323,23 @@ pub(super) async fn calls_dropped_midway_never_answer_another(stage: Stage) {
 /// other callers wait for: not while it connects, and not later.
 pub(super) async fn a_call_that_is_not_polled_holds_nobody_up(stage: Stage) {
     let record = plain(State::Running, 1);
+    let end = Record { state: State::Done, token: Token::from(2), ..record.clone() };
     for number in 0..8 {
         let (stuck, free) = (stage.key(&format!("stuck-{number}")), stage.key(&format!("free-{number}")));
-        let mut call = pin!(stage.store().swap(&stuck, Expected::Nothing, Next::Keep(&record)));
-        let first = poll_fn(|context| Poll::Ready(call.as_mut().poll(context).is_ready())).await;
-        for _ in 0..3 {
-            stored(stage.store().swap(&free, Expected::Nothing, Next::Keep(&record)).await.unwrap());
-            assert!(stage.store().load(&free).await.unwrap().is_some());
-        }
-        if !first {
-            stored(call.await.unwrap());
+        for (expected, next) in [
+            (Expected::Nothing, Next::Keep(&record)),
+            (Expected::Nothing, Next::Claim(&record)),
+            (Expected::Token(record.token), Next::Keep(&end)),
+        ] {
+            let mut call = pin!(stage.store().swap(&stuck, expected, next));
+            let first = poll_fn(|context| Poll::Ready(call.as_mut().poll(context).is_ready())).await;
+            for _ in 0..3 {
+                stored(stage.store().swap(&free, expected, next).await.unwrap());
+                assert!(stage.store().load(&free).await.unwrap().is_some());
+            }
+            if !first {
+                stored(call.await.unwrap());
+            }
         }
     }
 }

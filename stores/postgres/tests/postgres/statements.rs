@@ -131,9 +131,31 @@ async fn what_the_database_refuses_among_those_that_come_at_once_fails_alone() {
         held.push(claim(&store, key, &running(number as u128 + 1)).await);
     }
     let refuse = "create function refuse() returns trigger language plpgsql as
-         $$ begin if new.key like '%/k-9' or new.key like '%/n-9' then raise 'not this one'; end if; return new; end $$;
+         $$ begin
+             if new.key like '%/k-9' or new.key like '%/n-9' then raise 'not this one' using errcode = 'UE001'; end if;
+             return new;
+         end $$;
          create trigger refuse before insert or update on {schema}.task for each row execute function refuse()";
     place.database.psql(&plain_sql(refuse, SCHEMA)).unwrap();
+    // Heartbeats, ends and claims, each of their kind at once.
+    let mut beats = tokio::task::JoinSet::new();
+    for (number, (name, held)) in keys.iter().cloned().zip(held.clone()).enumerate() {
+        let store = store.clone();
+        beats.spawn(async move {
+            let beat = next(&held, State::Running);
+            let answer = store.swap(&name, Expected::Record(&held), Next::Keep(&beat)).await;
+            (number, answer.map(|swap| (swap, beat)))
+        });
+    }
+    for (number, answer) in beats.join_all().await {
+        match answer {
+            Ok((swap, record)) => {
+                assert!(matches!(swap, Swap::Stored(_)) && number != 9, "{number}: {swap:?}");
+                held[number] = record;
+            }
+            Err(error) => assert!(error.to_string().contains("not this one") && number == 9, "{number}: {error}"),
+        }
+    }
     let mut calls = tokio::task::JoinSet::new();
     for (number, (name, held)) in keys.iter().cloned().zip(held).enumerate() {
         let (ends, claims, other) = (store.clone(), store.clone(), key(&format!("n-{number}")));
