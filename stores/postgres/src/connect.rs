@@ -1,6 +1,5 @@
 //! Making a connection: reaching a server, the settings of its session, and what there is to know before it is used.
 
-use std::pin::pin;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -244,42 +243,8 @@ impl Dial {
         if found == VERSION { Ok(()) } else { Err(Fault::other_schema(&self.schema, found, VERSION)) }
     }
 
-    /// The rows of a statement. A claim that stores nothing is told what is there.
+    /// The rows of a statement.
     pub(crate) async fn ask(
-        &self,
-        connection: &Connection,
-        verb: Verb,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, Fault> {
-        let asked = self.ask_one(connection, verb, parameters);
-        if verb != Verb::InsertClaim {
-            return asked.await;
-        }
-        let look = self.ask_one(connection, Verb::LoadRefusal, &parameters[..1]);
-        // Behind a pooler the two may reach the server by different connections, and in any order.
-        if connection.session == Session::Lent {
-            let rows = asked.await?;
-            return if rows.is_empty() { look.await } else { Ok(rows) };
-        }
-        // Both are on their way at once, and the server answers them in this order: the answer to a look that is not needed
-        // is thrown away by the driver.
-        let (mut asked, mut look) = (pin!(asked), pin!(look));
-        let mut looked = None;
-        let rows = loop {
-            tokio::select! {
-                biased;
-                rows = &mut asked => break rows?,
-                rows = &mut look, if looked.is_none() => looked = Some(rows),
-            }
-        };
-        match looked {
-            _ if !rows.is_empty() => Ok(rows),
-            Some(looked) => looked,
-            None => look.await,
-        }
-    }
-
-    async fn ask_one(
         &self,
         connection: &Connection,
         verb: Verb,

@@ -1,7 +1,7 @@
 //! The statements, made once for a schema: all that a call sends.
 //!
-//! Each is a transaction of its own. A claim is sent with a look at what is there, in one round trip; the other writes of a
-//! holder nearly always find what they expect, and leave that look to a second one.
+//! Each is one statement, so one transaction and one round trip. A claim reads what it did not write; the other writes of a
+//! holder nearly always find what they expect, and leave the look at what is there to a second statement.
 
 use std::time::Duration;
 
@@ -14,11 +14,9 @@ use crate::row::{COLUMNS, NO_COLUMNS};
 pub(crate) enum Verb {
     /// What a key holds.
     Load,
-    /// The same as the answer to a claim that stored nothing.
-    LoadRefusal,
-    /// Puts a new claim where nothing is, and says no more.
+    /// Puts a new claim where nothing is, and reads what is there otherwise.
     InsertClaim,
-    /// Puts a record with the fence that it carries where nothing is, and reads what is there otherwise.
+    /// The same for a record with the fence that it carries.
     InsertKeep,
     /// Replaces the version with a token by a new claim, and reads what is there otherwise, also where a
     /// transaction holds it.
@@ -48,7 +46,7 @@ pub(crate) enum Verb {
 }
 
 /// How many statements there are.
-pub(crate) const VERBS: usize = 16;
+pub(crate) const VERBS: usize = 15;
 
 /// What a pooler that lends connections by the transaction leaves of settings, said in the statement itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,14 +83,8 @@ impl Sql {
         let next_fence = format!("nextval('\"{schema}\".fence'::regclass)");
         let texts = ALL.map(|verb| match verb {
             Verb::Load => format!("select {COLUMNS} from {task} t where t.key = $1"),
-            Verb::LoadRefusal => format!("select null::bigint, {COLUMNS} from {task} t where t.key = $1"),
-            Verb::InsertClaim => format!(
-                "insert into {task} (key, token, claim, fence, state, attempt, owner, effect, retention, output_retention,
-                                     written_at, body)
-                 select $1, $2, $3, {next_fence}, $4, $5, $6, $7, $8, $9, clock_timestamp(), $10 where true {wait}
-                 on conflict (key) do nothing returning fence"
-            ),
-            Verb::InsertKeep => insert(&task, &wait),
+            Verb::InsertClaim => insert(&task, &next_fence, &wait),
+            Verb::InsertKeep => insert(&task, "$5", &wait),
             Verb::ReplaceClaim => {
                 // Usually one value. A person's redrive raises a fence without the sequence, which then is passed by.
                 let steps = format!(
@@ -191,7 +183,6 @@ impl Sql {
 /// Every statement, in the order of the enumeration.
 const ALL: [Verb; VERBS] = [
     Verb::Load,
-    Verb::LoadRefusal,
     Verb::InsertClaim,
     Verb::InsertKeep,
     Verb::ReplaceClaim,
@@ -229,20 +220,7 @@ impl Verb {
             Type::BYTEA, // $15 output
             Type::BYTEA, // $16 body
         ];
-        // Of them $1, $3, $4, $6 to $11 and $16.
-        const CLAIM: &[Type] = &[
-            Type::TEXT,
-            Type::UUID,
-            Type::UUID,
-            Type::INT2,
-            Type::INT4,
-            Type::TEXT,
-            Type::INT2,
-            Type::INT8,
-            Type::INT8,
-            Type::BYTEA,
-        ];
-        // All of them, an array each.
+        // The same, an array each.
         const LINES: &[Type] = &[
             Type::TEXT_ARRAY,
             Type::UUID_ARRAY,
@@ -277,9 +255,8 @@ impl Verb {
             Type::INT8,
         ];
         match self {
-            Verb::Load | Verb::LoadRefusal => &[Type::TEXT],
-            Verb::InsertClaim => CLAIM,
-            Verb::InsertKeep | Verb::ReplaceClaim | Verb::ReplaceKeep => LINE,
+            Verb::Load => &[Type::TEXT],
+            Verb::InsertClaim | Verb::InsertKeep | Verb::ReplaceClaim | Verb::ReplaceKeep => LINE,
             Verb::Erase => &[Type::TEXT, Type::UUID],
             Verb::Renew => &[Type::TEXT_ARRAY, Type::UUID_ARRAY, Type::UUID_ARRAY, Type::BYTEA_ARRAY],
             Verb::InsertClaims | Verb::ReplaceKeeps => LINES,
@@ -308,14 +285,16 @@ const AMONG: &str = "key >= $2 and key < $3
     and ($6::smallint[] is null or state = any($6))
     and ($7 <= 0 or written_at <= clock_timestamp() - $7 * interval '1 millisecond')";
 
-/// Who comes in between is met by the index, and then neither part has a row: the caller asks again.
-fn insert(task: &str, wait: &str) -> String {
+/// A duplicate must cost no more than a read: no lock, no value of the sequence, and so no flush. So the row is looked for
+/// first, and nothing is tried where there is one. Who comes in between is met by the index, and then neither part
+/// has a row: the caller asks again.
+fn insert(task: &str, fence: &str, wait: &str) -> String {
     format!(
         "with there as materialized (select {COLUMNS} from {task} t where t.key = $1),
               put as (
                   insert into {task} (key, token, claim, fence, state, attempt, owner, effect, retention, output_retention,
                                       written_at, expires_at, output_until, output_type, output, body)
-                  select $1, $3, $4, $5, $6, $7, $8, $9, $10, $11, clock_timestamp(),
+                  select $1, $3, $4, {fence}, $6, $7, $8, $9, $10, $11, clock_timestamp(),
                          clock_timestamp() + $12 * {MS}, clock_timestamp() + $13 * {MS}, $14, $15, $16
                   where not exists (select from there) {wait}
                   on conflict (key) do nothing returning fence)

@@ -321,21 +321,7 @@ impl<'a> Write<'a> {
             Write::Erase => return here.pool.ask_noting(sent, Verb::Erase, &[&key, &expected_id], deadline).await,
             Write::Keep(line) if expected.is_none() => (Verb::InsertKeep, line),
             Write::Keep(line) => (Verb::ReplaceKeep, line),
-            Write::Claim(line) if expected.is_none() => {
-                let parameters: [&(dyn ToSql + Sync); 10] = [
-                    &key,
-                    &line.token,
-                    &line.claim,
-                    &line.state,
-                    &line.attempt,
-                    &line.owner,
-                    &line.effect,
-                    &line.retention,
-                    &line.output_retention,
-                    &line.body,
-                ];
-                return here.pool.ask_noting(sent, Verb::InsertClaim, &parameters, deadline).await;
-            }
+            Write::Claim(line) if expected.is_none() => (Verb::InsertClaim, line),
             Write::Claim(line) => (Verb::ReplaceClaim, line),
         };
         let parameters: [&(dyn ToSql + Sync); 16] = [
