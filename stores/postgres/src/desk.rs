@@ -13,6 +13,7 @@ use taskonce_core::error::{ErrorKind, Result};
 use taskonce_core::key::Key;
 use taskonce_core::record::Token;
 use taskonce_core::store::Swap;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
@@ -97,6 +98,34 @@ impl<L: Line> Default for Desk<L> {
     }
 }
 
+/// The right of a caller to send its own line, while others gather. Nothing of this kind is under way.
+pub(crate) fn first<L: Line>(inner: &Arc<Inner>, here: &Arc<Here>) -> Option<Turn<L>> {
+    let mut queue = lock(&L::desk(here).queue);
+    let is_first = queue.under_way == 0 && queue.waiting.is_empty();
+    is_first.then(|| {
+        queue.under_way = 1;
+        queue.left = Instant::now();
+        Turn { inner: Arc::clone(inner), here: Arc::clone(here), kind: PhantomData }
+    })
+}
+
+/// A caller that sends its own line. The others wait for it, but not long: it may be polled no more.
+pub(crate) struct Turn<L: Line> {
+    inner: Arc<Inner>,
+    here: Arc<Here>,
+    kind: PhantomData<fn() -> L>,
+}
+
+impl<L: Line> Drop for Turn<L> {
+    fn drop(&mut self) {
+        lock(&L::desk(&self.here).queue).under_way -= 1;
+        // Outside of a runtime those who wait see to it themselves.
+        if Handle::try_current().is_ok() {
+            Sender::<L>::begin_if_needed(&self.inner, &self.here);
+        }
+    }
+}
+
 /// Asks for one line, together with those that wait at the same time.
 pub(crate) async fn ask<L: Line>(
     inner: &Arc<Inner>,
@@ -116,14 +145,13 @@ pub(crate) async fn ask<L: Line>(
     }
     Sender::<L>::begin_if_needed(inner, here);
     let mut answer = pin!(answer);
-    let soon = deadline.min(Instant::now() + PATIENCE);
-    let answered = match timeout_at(soon, &mut answer).await {
-        Err(_) if soon < deadline => {
-            // Those who are under way may be held up: a server that hangs, a connection that leads nowhere.
-            Sender::<L>::begin_if_needed(inner, here);
-            timeout_at(deadline, answer).await
+    let answered = loop {
+        let soon = deadline.min(Instant::now() + PATIENCE);
+        match timeout_at(soon, &mut answer).await {
+            // Those who are under way may be held up: a server that hangs, a call that nobody polls.
+            Err(_) if soon < deadline => Sender::<L>::begin_if_needed(inner, here),
+            answered => break answered,
         }
-        answered => answered,
     };
     match answered {
         Ok(Ok(answer)) => answer,
@@ -135,9 +163,9 @@ pub(crate) async fn ask<L: Line>(
 impl<L: Line> Queue<L> {
     /// Whether one more is to send those that wait.
     fn admit_sender(&mut self) -> bool {
-        let are_many = !L::SHARED && self.waiting.len() >= GATHERED_MIN;
-        let may_help = self.under_way < UNDER_WAY_MAX && (are_many || self.left.elapsed() >= PATIENCE);
-        let is_admitted = !self.waiting.is_empty() && (self.under_way == 0 || may_help);
+        let are_many = !L::SHARED && self.waiting.len() >= GATHERED_MIN && self.under_way < UNDER_WAY_MAX;
+        let is_needed = self.under_way == 0 || are_many || self.left.elapsed() >= PATIENCE;
+        let is_admitted = !self.waiting.is_empty() && is_needed;
         if is_admitted {
             self.under_way += 1;
             self.left = Instant::now();

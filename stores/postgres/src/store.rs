@@ -123,7 +123,7 @@ impl Inner {
         Ok(swapped)
     }
 
-    /// Sends a swap with those that wait at the same time, where it is one of the two that nearly all are.
+    /// Sends a swap by itself where none is under way, and with others where some are: then one commit serves all.
     async fn send_or_join(
         self: &Arc<Self>,
         here: &Arc<Here>,
@@ -132,18 +132,38 @@ impl Inner {
         write: Write<'_>,
         deadline: Instant,
     ) -> Result<Swap> {
-        let asked = match (&write, expected) {
-            (Write::Claim(line), None) => desk::ask(self, here, key, NewClaim(line.clone().kept()), deadline).await?,
-            (Write::Keep(line), Some(token)) => {
-                let end = End { expected: token, record: line.clone().kept() };
-                desk::ask(self, here, key, end, deadline).await?
+        match (&write, expected) {
+            (Write::Claim(line), None) => {
+                let claim = || NewClaim(line.clone().kept());
+                self.join(here, key, expected, &write, claim, deadline).await
             }
-            (Write::Claim(_) | Write::Keep(_) | Write::Erase, _) => Asked::Alone(Sent::Once),
-        };
-        match asked {
-            Asked::Answered(swap) => Ok(swap),
-            Asked::Alone(sent) => self.send(here, key, expected, &write, sent, deadline).await,
+            (Write::Keep(line), Some(token)) => {
+                let end = || End { expected: token, record: line.clone().kept() };
+                self.join(here, key, expected, &write, end, deadline).await
+            }
+            (Write::Claim(_) | Write::Keep(_) | Write::Erase, _) => {
+                self.send(here, key, expected, &write, (Sent::Once, None::<()>), deadline).await
+            }
         }
+    }
+
+    async fn join<L: desk::Line>(
+        self: &Arc<Self>,
+        here: &Arc<Here>,
+        key: &Key,
+        expected: Option<Token>,
+        write: &Write<'_>,
+        line: impl FnOnce() -> L + Send,
+        deadline: Instant,
+    ) -> Result<Swap> {
+        let begin = match desk::first::<L>(self, here) {
+            Some(turn) => (Sent::Once, Some(turn)),
+            None => match desk::ask(self, here, key, line(), deadline).await? {
+                Asked::Answered(swap) => return Ok(swap),
+                Asked::Alone(sent) => (sent, None),
+            },
+        };
+        self.send(here, key, expected, write, begin, deadline).await
     }
 
     /// Renews a claim by a statement of its own.
@@ -162,20 +182,23 @@ impl Inner {
         Ok(judged.unwrap_or(Swap::Locked(None)))
     }
 
-    /// Sends a swap, which was sent so often before, until it was stored or there is something to show for it.
-    async fn send(
+    /// Sends a swap, which was sent so often before, until it was stored or there is something to show for it. A turn ends with
+    /// the first answer.
+    async fn send<T>(
         &self,
         here: &Here,
         key: &Key,
         expected: Option<Token>,
         write: &Write<'_>,
-        mut sent: Sent,
+        (mut sent, mut turn): (Sent, Option<T>),
         deadline: Instant,
     ) -> Result<Swap> {
         let (began, mut pause) = (Instant::now(), PAUSE_MIN);
         let mut rounds = 0;
         while rounds < ROUNDS_MAX {
-            let held = match write.ask(here, &mut sent, key, expected, deadline).await {
+            let asked = write.ask(here, &mut sent, key, expected, deadline).await;
+            drop(turn.take());
+            let held = match asked {
                 Ok(rows) => {
                     let judged = if rows.is_empty() && write.looks_after(expected) {
                         judge_found(expected, write.token(), self.load(here, key, deadline).await?)
