@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use sqlx::{Connection as _, PgConnection, PgPool};
+use sqlx::postgres::PgRow;
+use sqlx::{Connection as _, PgConnection, PgPool, Row as _};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -24,9 +25,16 @@ const CANCEL: &str = "select pg_cancel_backend(pid) from pg_stat_activity
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Session {
     /// The session's process.
-    pub(crate) pid: i32,
+    pid: i32,
     /// When the transaction began, in microseconds since 1970 by the server's clock.
-    pub(crate) began: i64,
+    began: i64,
+}
+
+impl Session {
+    /// As a row names it from this column on.
+    pub(crate) fn in_row(row: &PgRow, at: usize) -> Result<Session, sqlx::Error> {
+        Ok(Session { pid: row.try_get(at)?, began: row.try_get(at + 1)? })
+    }
 }
 
 /// Dropped while armed, it has the statement ended.

@@ -133,7 +133,7 @@ pub(crate) async fn lock_record(joint: &Joint<'_>, tx: &mut PgConnection) -> Res
     let met = |error| joint.met_at_lock(self::met(key, &error));
     let claim = Id(joint.held().claim_id().0);
     let entered = unnamed(joint.enter_sql()).fetch_one(&mut *tx).await.map_err(met)?;
-    let session = Session { pid: entered.try_get(PID).map_err(met)?, began: entered.try_get(BEGAN).map_err(met)? };
+    let session = Session::in_row(&entered, SESSION).map_err(met)?;
     let lock = unnamed(joint.lock_sql()).bind(key.as_str()).bind(claim);
     let Some(row) = lock.fetch_optional(&mut *tx).await.map_err(met)? else { return Err(joint.not_locked().await) };
     unnamed(joint.leave_sql()).execute(&mut *tx).await.map_err(met)?;
@@ -179,15 +179,14 @@ pub(crate) async fn replace_record(
 }
 
 /// A statement of ours, which leaves nothing on the connection.
-fn unnamed<'q>(sql: String) -> sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments> {
+pub(crate) fn unnamed<'q>(sql: String) -> sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments> {
     sqlx::query(AssertSqlSafe(sql)).persistent(false)
 }
 
 /// How many columns [`Cells`] has.
 const CELLS: usize = 8;
 /// Where the row of [`Joint::enter_sql`] names the session and its transaction.
-const PID: usize = 4;
-const BEGAN: usize = 5;
+const SESSION: usize = 5;
 
 fn cells(row: &PgRow, at: usize) -> Result<Cells<'_>, sqlx::Error> {
     Ok(Cells {

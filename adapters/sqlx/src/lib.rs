@@ -2,7 +2,8 @@
 //!
 //! For programs that have a pool of sqlx already. The ledger keeps its own connections (`taskonce::open("postgres://…")`);
 //! the pool is one on the same database. [`RunInTransaction`] is the one-call form, [`CompleteIn`] the same for a claim held
-//! by hand, [`StepInTransaction`] and [`StepIn`] for the steps of a handler.
+//! by hand, [`StepInTransaction`] and [`StepIn`] for the steps of a handler; [`Beside`] runs a step whose effect is in another
+//! database than the ledger's, which may then be on any store.
 //!
 //! ```no_run
 //! use taskonce_core::key::Handler;
@@ -26,8 +27,9 @@
 //! ```
 //!
 //! The rules are those of `taskonce::postgres`, with one more: sqlx 0.9.0 may hand out a connection inside of a transaction
-//! that somebody left open, when a `begin()` was cancelled. [`RunInTransaction`] finds that out before anything of the
-//! handler runs, rolls it back and begins anew.
+//! that somebody left open, when a `begin()` was cancelled. [`RunInTransaction`] and [`Beside`] find that out before anything of
+//! yours runs, and begin anew: what was written there is never committed. A run or step that is dropped half way has its statement
+//! ended at the server, on a connection beside the pool's: at most 4 of them at once in a process.
 //!
 //! Built without sqlx's `macros` and `migrate`, which would not link beside the SQLite of taskonce.
 
@@ -35,7 +37,9 @@ mod cancel;
 mod hand;
 mod run;
 mod steps;
+mod beside;
 
+pub use beside::Beside;
 pub use hand::{CommitIn, CompleteIn};
 pub use run::{Handled, RunInTransaction, Stop, Tx};
 pub use steps::{StepIn, StepInTransaction};

@@ -1,5 +1,6 @@
 //! Runs tasks in transactions of a pool of sqlx: begins, locks, runs the handler, completes and commits.
 
+use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
@@ -7,14 +8,14 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sqlx::{PgConnection, PgPool, Postgres, Transaction};
+use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Transaction};
 use taskonce_core::error::Result;
 use taskonce_core::key::Task;
 use taskonce_core::ledger::Ledger;
 use taskonce_core::policy::Policy;
 use taskonce_core::record::Failure;
 use taskonce_core::transaction::Attempted;
-use taskonce_postgres::joint::{self, Joint, Meaning, Met};
+use taskonce_postgres::joint::{self, Joint};
 use taskonce_worker::outcome::encode;
 use taskonce_worker::{Context, Outcome};
 use tokio::sync::Mutex;
@@ -170,20 +171,40 @@ where
     T: Serialize + Send,
     H: for<'t> FnMut(Tx<'t, 'h>, Context) -> Handled<'t, T> + Send + 'h,
 {
-    let (ledger, held) = (context.ledger(), context.held());
-    let joint = match Joint::of(ledger, held) {
+    let joint = match Joint::of(context.ledger(), context.held()) {
         Ok(joint) => joint.in_a_new_transaction(),
-        Err(met) => return without_value(met),
+        Err(met) => return met.before_commit(),
     };
-    let mut tx = match pool.begin().await {
-        Ok(tx) => tx,
-        Err(error) => return without_value(met(context.key(), &error)),
+    let mut connection = match pool.acquire().await {
+        Ok(connection) => connection,
+        Err(error) => return met(context.key(), &error).before_commit(),
     };
-    let session = match lock_held(&joint, &mut tx).await {
+    let met = match connection.begin().await {
+        Ok(tx) => return attempt_in(tx, pool, &joint, context, handler).await,
+        Err(error) => met(context.key(), &error),
+    };
+    // Its server may be in a transaction that somebody left open, and that has failed.
+    connection.close_on_drop();
+    met.as_it_began().before_commit()
+}
+
+async fn attempt_in<'h, T, H>(
+    mut tx: Transaction<'_, Postgres>,
+    pool: &PgPool,
+    joint: &Joint<'_>,
+    context: &Context,
+    handler: &mut H,
+) -> Attempted<T>
+where
+    T: Serialize + Send,
+    H: for<'t> FnMut(Tx<'t, 'h>, Context) -> Handled<'t, T> + Send + 'h,
+{
+    let (ledger, held) = (context.ledger(), context.held());
+    let session = match lock_held(joint, &mut tx).await {
         Ok(session) => session,
         Err(met) => {
             let _rolled_back = timeout(ROLLBACK_WAIT, tx.rollback()).await;
-            return without_value(met);
+            return met.before_commit();
         }
     };
     // Behind the transaction, and so dropped before it.
@@ -198,58 +219,29 @@ where
         Err(Stop::Database(error)) => {
             let met = met(context.key(), &error);
             roll_back(tx, cancel).await;
-            return match met.meaning {
-                Meaning::Again if is_conflict(&error) => Attempted::Again(met.error),
-                Meaning::Broken => Attempted::Unknown(None, met.error),
-                Meaning::Again
-                | Meaning::Lost
-                | Meaning::Aborted
-                | Meaning::Refused
-                | Meaning::RolledBack
-                | Meaning::Unusable => Attempted::Failed(Failure::from(error)),
-            };
+            return met.in_handler(code_of(&error).as_deref(), Failure::from(error));
         }
     };
-    if let Err(met) = complete_held(&joint, &mut tx, encode(&value)).await {
+    if let Err(met) = complete_held(joint, &mut tx, encode(&value)).await {
         roll_back(tx, cancel).await;
-        return without_value(met);
+        return met.before_commit();
     }
     // A commit decides for itself.
     cancel.disarm();
     match tx.commit().await {
         Ok(()) => Attempted::Committed(value),
-        Err(error) => {
-            let met = met_at_commit(ledger, context.key(), &error);
-            match met.meaning {
-                Meaning::Again => Attempted::Again(met.error),
-                // The server said no, and said why: a constraint that is checked at the commit.
-                Meaning::RolledBack | Meaning::Unusable => Attempted::Failed(Failure::from(error)),
-                Meaning::Broken | Meaning::Lost | Meaning::Aborted | Meaning::Refused => {
-                    Attempted::Unknown(Some(value), met.error)
-                }
-            }
-        }
+        Err(error) => met_at_commit(ledger, context.key(), &error).in_answer_to_commit(value, Failure::from(error)),
     }
 }
 
 /// Whether the database refused a statement for what others did at the same time.
 pub(crate) fn is_conflict(error: &sqlx::Error) -> bool {
-    error.as_database_error().and_then(|said| said.code()).is_some_and(|code| joint::is_conflict(&code))
+    code_of(error).is_some_and(|code| joint::is_conflict(&code))
 }
 
-/// How an attempt ends that did not come to its commit.
-fn without_value<T>(met: Met) -> Attempted<T> {
-    match met.meaning {
-        Meaning::Again => Attempted::Again(met.error),
-        Meaning::Broken => Attempted::Unknown(None, met.error),
-        Meaning::Lost => Attempted::Lost,
-        Meaning::Aborted => Attempted::Failed(Failure::retryable(
-            "a statement of the handler's failed, and it went on: its transaction could not commit",
-        )),
-        Meaning::RolledBack => Attempted::Failed(Failure::retryable(met.error.to_string())),
-        Meaning::Refused => Attempted::Failed(Failure::permanent(format!("{}: {}", met.error, met.error.hint()))),
-        Meaning::Unusable => Attempted::Refused(met.error),
-    }
+/// The code that a server gave for an error, if it is a server's.
+pub(crate) fn code_of(error: &sqlx::Error) -> Option<String> {
+    error.as_database_error().and_then(|said| said.code()).map(Cow::into_owned)
 }
 
 /// Rolls back, and waits for it a little: the record is held until then.

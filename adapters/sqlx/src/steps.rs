@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sqlx::{PgConnection, PgPool};
+use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Transaction};
 use taskonce_core::record::{Failure, Found};
 use taskonce_postgres::joint::{Joint, Meaning, Met};
 use taskonce_worker::step_in::{self, Turn};
@@ -146,7 +146,8 @@ pub trait StepInTransaction: Sized {
     /// Runs the step, unless a run before has ended it: then its recorded value is returned, and nothing runs.
     ///
     /// A serialisation failure or a deadlock, of a statement or at the commit, rolls back and runs the step's code again, at most 20
-    /// times and only while the lease lasts; no attempt is counted.
+    /// times and only while the lease lasts; no attempt is counted. A transaction that somebody left open on a connection of the
+    /// pool is rolled back, and the step begins its own.
     ///
     /// # Errors
     /// To be returned by the handler: the step's own failure, or why it could not be run or recorded. A commit without an
@@ -182,8 +183,29 @@ where
     let context = of.context();
     let step = of.begin_in().map_err(NotRun::Failed)?;
     let joint = Joint::of(context.ledger(), context.held()).map_err(not_begun)?.in_a_new_transaction();
-    let mut tx = pool.begin().await.map_err(|error| not_begun(met(context.key(), &error)))?;
-    let locked = match found_in(&joint, &mut tx).await {
+    let mut connection = pool.acquire().await.map_err(|error| not_begun(met(context.key(), &error)))?;
+    let met = match connection.begin().await {
+        Ok(tx) => return try_in(tx, pool, &joint, of, step, run).await,
+        Err(error) => met(context.key(), &error),
+    };
+    // Its server may be in a transaction that somebody left open, and that has failed.
+    connection.close_on_drop();
+    Err(not_begun(met.as_it_began()))
+}
+
+async fn try_in<'h, T, H>(
+    mut tx: Transaction<'_, Postgres>,
+    pool: &PgPool,
+    joint: &Joint<'_>,
+    of: &StepOf<'_>,
+    step: step_in::StepIn<'_>,
+    run: &mut H,
+) -> Result<T, NotRun>
+where
+    T: Serialize + DeserializeOwned + Send,
+    H: for<'t> FnMut(Tx<'t, 'h>, StepContext) -> Handled<'t, T> + Send + 'h,
+{
+    let locked = match found_in(joint, &mut tx).await {
         Ok(locked) => locked,
         Err(met) => {
             let _rolled_back = timeout(ROLLBACK_WAIT, tx.rollback()).await;
@@ -199,7 +221,7 @@ where
     let ran = match step.turn(Some(&found.record)) {
         Ok(Turn::Replay(value)) => Ok(value),
         Ok(Turn::Run(given)) => match run(Tx::of(&mut tx), given).await {
-            Ok(value) => write_end(&joint, &step, &mut tx, Some(&found), value).await,
+            Ok(value) => write_end(joint, &step, &mut tx, Some(&found), value).await,
             Err(stop) => Err(stopped(stop)),
         },
         Err(failure) => Err(NotRun::Failed(failure)),
@@ -280,7 +302,7 @@ fn not_begun(met: Met) -> NotRun {
 }
 
 /// The step's code did not go on.
-fn stopped(stop: Stop) -> NotRun {
+pub(crate) fn stopped(stop: Stop) -> NotRun {
     match stop {
         Stop::Failure(failure) => NotRun::Failed(failure),
         Stop::Database(error) => refused(error, Failure::from),
@@ -288,7 +310,7 @@ fn stopped(stop: Stop) -> NotRun {
 }
 
 /// A statement or the commit met this.
-fn refused(error: sqlx::Error, failure: impl FnOnce(sqlx::Error) -> Failure) -> NotRun {
+pub(crate) fn refused(error: sqlx::Error, failure: impl FnOnce(sqlx::Error) -> Failure) -> NotRun {
     let is_conflict = is_conflict(&error);
     let failure = failure(error);
     if is_conflict { NotRun::Conflict(failure) } else { NotRun::Failed(failure) }

@@ -54,9 +54,11 @@
 //! * [`records`]: any record, for property tests of your own encoding.
 //! * [`broker`]: what a source of deliveries promises, as a suite of its own.
 //! * [`transactional`]: what a driver promises that lets a transaction of the user's complete a claim.
+//! * [`beside`]: what a driver promises that runs steps beside their effects, in another database than the ledger's.
 //! * `fixtures/v1/records.json`: records of format 1 as bytes, with what they say. `vectors/keys.json`: keys and their
 //!   digests.
 
+pub mod beside;
 pub mod broker;
 mod cases;
 mod faulty;

@@ -73,6 +73,19 @@ pub struct Actor {
 }
 
 impl Actor {
+    /// A process over this store, with this clock.
+    pub(crate) fn new(name: &str, delays: Delays, store: Arc<dyn Store>, clock: Arc<AtomicU64>, number: u64) -> Actor {
+        let store = Arc::new(Faulty::new(store));
+        let host = Arc::new(VirtualHost::new(name, clock, number, delays));
+        let keeper = Arc::new(RecordingKeeper::default());
+        let ledger = Ledger::new(
+            Arc::clone(&store) as Arc<dyn Store>,
+            Arc::clone(&host) as Arc<dyn Host>,
+            Arc::clone(&keeper) as Arc<_>,
+        );
+        Actor { ledger, store, host, keeper }
+    }
+
     /// Asks for a task, where the store is expected to answer.
     ///
     /// # Panics
@@ -175,15 +188,7 @@ impl Stage {
     }
 
     fn actor_numbered(&self, name: &str, delays: Delays, store: Arc<dyn Store>, number: u64) -> Actor {
-        let store = Arc::new(Faulty::new(store));
-        let host = Arc::new(VirtualHost::new(name, Arc::clone(&self.inner.clock), number, delays));
-        let keeper = Arc::new(RecordingKeeper::default());
-        let ledger = Ledger::new(
-            Arc::clone(&store) as Arc<dyn Store>,
-            Arc::clone(&host) as Arc<dyn Host>,
-            Arc::clone(&keeper) as Arc<_>,
-        );
-        Actor { ledger, store, host, keeper }
+        Actor::new(name, delays, store, Arc::clone(&self.inner.clock), number)
     }
 
     /// Lets time pass: for every process, and for every record under a key that the case has named.

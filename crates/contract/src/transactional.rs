@@ -27,6 +27,7 @@ use taskonce_worker::{Context, Outcome};
 use crate::stage::{Stage, StoreUnderTest};
 use crate::suite::play_within_bounds;
 
+pub(crate) use cases::{failed, ran, returns, waits_then_returns};
 pub use script::{Act, Gate, Script};
 
 /// What a driver's author says to have the suite run, beside how the store is opened.

@@ -41,13 +41,13 @@ use taskonce_core::policy::Policy;
 use taskonce_core::record::Failure;
 use taskonce_core::transaction::Attempted;
 use taskonce_core::{Error, ErrorKind, Result};
-use taskonce_postgres::joint::{self, Meaning, Met};
+use taskonce_postgres::joint::{self, Joint, Meaning, Met};
 use taskonce_postgres::tokio_postgres::{CancelToken, Client, NoTls, Transaction};
 use taskonce_postgres::tx::{complete_held, lock_held, met, met_at_commit};
 use taskonce_worker::outcome::encode;
 use taskonce_worker::{Context, Outcome};
 use tokio::runtime::Handle;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::time::timeout;
 
 pub use beside::Beside;
@@ -59,8 +59,12 @@ pub use taskonce_postgres::{CommitIn, CompleteIn, tokio_postgres};
 
 /// How long a rollback is waited for before the claim's end is written: the record is held until then.
 const ROLLBACK_WAIT: Duration = Duration::from_secs(1);
-/// The longest that the server is asked to end a statement that nobody waits for.
+/// The longest that the server is asked to end a statement that nobody waits for, with the wait for one's turn.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
+/// How many connections of this process ask servers so at once. Where many runs are dropped together the others wait for their turn.
+const CANCELS_MAX: usize = 4;
+/// The turns.
+static CANCELS: Semaphore = Semaphore::const_new(CANCELS_MAX);
 
 /// What a handler returns, in a box.
 pub type Handled<'t, T> = Pin<Box<dyn Future<Output = Result<T, Stop>> + Send + 't>>;
@@ -108,6 +112,10 @@ pub trait RunInTransaction {
     /// half way the transaction is rolled back and the attempt has failed; a commit that was under way decides for itself. The
     /// server is asked to end the statement that it is at, unless the connection insists on TLS; one that the same client
     /// sends within that moment may be ended in its place, so such a client is better closed than used on.
+    ///
+    /// A transaction that is open on the connection already is never joined: one in which something was written is rolled back and
+    /// refused ([`ErrorKind::WrongState`], nothing was run), one that has written nothing or has failed is rolled back, and the
+    /// run's own begun.
     ///
     /// # Errors
     /// Those of [`Ledger::claim`]. [`ErrorKind::Unsupported`] for a ledger on another store, and for a connection to another
@@ -317,18 +325,39 @@ async fn attempt<T: Serialize + Send>(
     context: &Context,
     handler: &mut Handler<'_, T>,
 ) -> Attempted<T> {
-    let (ledger, held) = (context.ledger(), context.held());
-    let cancel = CancelOnDrop(Some(client.cancel_token()));
-    let mut tx = match client.transaction().await {
-        Ok(tx) => tx,
-        Err(error) => {
-            cancel.disarm();
-            return without_value(met(context.key(), &error));
-        }
+    let joint = match Joint::of(context.ledger(), context.held()) {
+        Ok(joint) => joint.in_a_new_transaction(),
+        Err(met) => return met.before_commit(),
     };
-    if let Err(met) = lock_held(ledger, held, &tx).await {
+    let cancel = CancelOnDrop(Some(client.cancel_token()));
+    let met = match client.transaction().await {
+        Ok(tx) => return attempt_in(tx, cancel, &joint, context, handler).await,
+        Err(error) => met(context.key(), &error),
+    };
+    not_begun(client, cancel, met).await.before_commit()
+}
+
+/// What it means that no transaction could be begun on a connection. One that has failed, and that somebody left open there, refuses
+/// all but its end: it is rolled back.
+async fn not_begun(client: &Client, cancel: CancelOnDrop, met: Met) -> Met {
+    if met.meaning == Meaning::Aborted {
+        let _rolled_back = timeout(ROLLBACK_WAIT, client.batch_execute("rollback")).await;
+    }
+    cancel.disarm();
+    met.as_it_began()
+}
+
+async fn attempt_in<'c, T: Serialize + Send>(
+    mut tx: Transaction<'c>,
+    cancel: CancelOnDrop,
+    joint: &Joint<'_>,
+    context: &Context,
+    handler: &mut Handler<'_, T>,
+) -> Attempted<T> {
+    let (ledger, held) = (context.ledger(), context.held());
+    if let Err(met) = lock_held(joint, &tx).await {
         roll_back(tx, cancel).await;
-        return without_value(met);
+        return met.before_commit();
     }
     held.enter();
     let value = match handler(Tx { tx: &mut tx, scope: PhantomData }, context.clone()).await {
@@ -340,59 +369,25 @@ async fn attempt<T: Serialize + Send>(
         Err(Stop::Database(error)) => {
             let met = met(context.key(), &error);
             roll_back(tx, cancel).await;
-            return match met.meaning {
-                Meaning::Again if is_conflict(&error) => Attempted::Again(met.error),
-                Meaning::Broken => Attempted::Unknown(None, met.error),
-                Meaning::Again
-                | Meaning::Lost
-                | Meaning::Aborted
-                | Meaning::Refused
-                | Meaning::RolledBack
-                | Meaning::Unusable => Attempted::Failed(Failure::from(error)),
-            };
+            let code = error.code().map(|code| code.code().to_owned());
+            return met.in_handler(code.as_deref(), Failure::from(error));
         }
     };
     if let Err(met) = complete_held(ledger, held, &tx, encode(&value)).await {
         roll_back(tx, cancel).await;
-        return without_value(met);
+        return met.before_commit();
     }
     // A commit decides for itself.
     cancel.disarm();
     match tx.commit().await {
         Ok(()) => Attempted::Committed(value),
-        Err(error) => {
-            let met = met_at_commit(ledger, context.key(), &error);
-            match met.meaning {
-                Meaning::Again => Attempted::Again(met.error),
-                // The server said no, and said why: a constraint that is checked at the commit.
-                Meaning::RolledBack | Meaning::Unusable => Attempted::Failed(Failure::from(error)),
-                Meaning::Broken | Meaning::Lost | Meaning::Aborted | Meaning::Refused => {
-                    Attempted::Unknown(Some(value), met.error)
-                }
-            }
-        }
+        Err(error) => met_at_commit(ledger, context.key(), &error).in_answer_to_commit(value, Failure::from(error)),
     }
 }
 
-/// Whether the database refused a statement for what others did at the same time; a statement of the handler's that took
-/// too long is its own matter.
+/// Whether the database refused a statement for what others did at the same time.
 fn is_conflict(error: &tokio_postgres::Error) -> bool {
     error.code().is_some_and(|code| joint::is_conflict(code.code()))
-}
-
-/// How an attempt ends that did not come to its commit.
-fn without_value<T>(met: Met) -> Attempted<T> {
-    match met.meaning {
-        Meaning::Again => Attempted::Again(met.error),
-        Meaning::Broken => Attempted::Unknown(None, met.error),
-        Meaning::Lost => Attempted::Lost,
-        Meaning::Aborted => Attempted::Failed(Failure::retryable(
-            "a statement of the handler's failed, and it went on: its transaction could not commit",
-        )),
-        Meaning::RolledBack => Attempted::Failed(Failure::retryable(met.error.to_string())),
-        Meaning::Refused => Attempted::Failed(Failure::permanent(format!("{}: {}", met.error, met.error.hint()))),
-        Meaning::Unusable => Attempted::Refused(met.error),
-    }
 }
 
 /// Rolls back, and waits for it a little: the record is held until then.
@@ -421,7 +416,11 @@ impl Drop for CancelOnDrop {
         // The request has a connection of its own. Servers take it without TLS from everybody who knows the session's secret;
         // a client that insists on TLS does not send it so, and its statement runs to its end.
         runtime.spawn(async move {
-            let _asked = timeout(CANCEL_WAIT, token.cancel_query(NoTls)).await;
+            let ask = async {
+                let _turn = CANCELS.acquire().await;
+                token.cancel_query(NoTls).await
+            };
+            let _asked = timeout(CANCEL_WAIT, ask).await;
         });
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::MutexGuard;
 use crate::outcome::encode;
 use crate::run::Context;
 use crate::step_in::check_kind;
-use crate::steps::{Probe, Progress, StepContext, StepOf, in_doubt, replay};
+use crate::steps::{Probe, Progress, StepContext, StepOf, check_time, in_doubt, replay};
 
 /// A step whose row is to be asked for. For drivers; users call the `beside` of theirs.
 #[must_use = "a step that is dropped has not ended"]
@@ -40,7 +40,7 @@ impl<'a> StepOf<'a> {
     ///
     /// # Errors
     /// Why there can be no such step, to be returned by the handler: its name, its kind, a task that stops for a person, a
-    /// lease that does not suffice, a handler that is one transaction anyway.
+    /// handler that is one transaction anyway.
     pub async fn begin_beside<T: DeserializeOwned>(self) -> Result<Turn<'a, T>, Failure> {
         let StepOf { context, name, effect, input } = self;
         let steps = context.steps();
@@ -68,10 +68,6 @@ impl<'a> StepOf<'a> {
                 return Err(steps.stop(Failure::new(FailureClass::StepInDoubt, in_doubt(name, Probe::No))));
             }
             StepTurn::Run => {}
-        }
-        if !context.may_start_effect() {
-            let late = format!("step `{name}` was not begun: what is left of the lease does not suffice");
-            return Err(Failure::retryable(late).nothing_happened());
         }
         held.begins();
         Ok(Turn::Ask(StepBeside { context, progress, ask, began: context.ledger().host().uptime() }))
@@ -103,10 +99,14 @@ impl StepBeside<'_> {
         self.context.attempt()
     }
 
-    /// What its code is given.
-    #[must_use]
-    pub fn given(&self) -> StepContext {
-        StepContext::of(self.context, self.name())
+    /// The row is inserted: what the step's code is given. Until here it may have waited for another run's transaction, and for a
+    /// connection.
+    ///
+    /// # Errors
+    /// What is left of the lease does not suffice: the transaction is to be rolled back.
+    pub fn given(&self) -> Result<StepContext, Failure> {
+        check_time(self.context, self.name())?;
+        Ok(StepContext::of(self.context, self.name()))
     }
 
     /// Runs its code: a step that is asked for within is an error.

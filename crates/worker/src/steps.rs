@@ -384,6 +384,15 @@ fn check(context: &Context, name: &str, effect: Effect) -> Result<(), Failure> {
     memory.map_err(|error| Failure::permanent(format!("step `{name}` cannot run: {error}")).nothing_happened())
 }
 
+/// Demands that a step's code may begin now.
+pub(crate) fn check_time(context: &Context, name: &str) -> Result<(), Failure> {
+    if context.may_start_effect() {
+        return Ok(());
+    }
+    let late = format!("step `{name}` was not begun: what is left of the lease does not suffice");
+    Err(Failure::retryable(late).nothing_happened())
+}
+
 async fn run_step<T, F>(
     context: &Context,
     place: usize,
@@ -401,10 +410,7 @@ where
         context.held().did_not_begin(place);
         context.advance(|record| step::begin(record, place, ask)).await.map_err(Failure::nothing_happened)?;
     }
-    if !context.may_start_effect() {
-        let late = format!("step `{}` was not begun: what is left of the lease does not suffice", ask.name);
-        return Err(Failure::retryable(late).nothing_happened());
-    }
+    check_time(context, &ask.name)?;
     context.held().begins();
     let host = context.ledger().host();
     let began = host.uptime();

@@ -11,7 +11,8 @@ use taskonce_core::error::{Error, ErrorKind, Result};
 use taskonce_core::held::{Held, Phase};
 use taskonce_core::key::Key;
 use taskonce_core::ledger::Ledger;
-use taskonce_core::record::{Found, Output, Record};
+use taskonce_core::record::{Failure, Found, Output, Record};
+use taskonce_core::transaction::Attempted;
 use tokio_postgres::error::SqlState;
 
 use crate::fault::{Cause, Fault, lower};
@@ -26,6 +27,12 @@ const LOCK_WAIT: Duration = Duration::from_millis(500);
 pub(crate) const SILENCE_MIN: Duration = Duration::from_secs(5);
 /// Names the transaction in which a record was locked, and is gone with it: a later one, or none, is told from it.
 const SAME_TRANSACTION: &str = "current_setting('taskonce.transaction', true) = pg_current_xact_id()::text";
+
+/// Names a session and its transaction: its process id, and when the transaction began, in microseconds since 1970.
+pub(crate) const SESSION: &str = "pg_backend_pid(), (date_part('epoch', now()) * 1000000)::bigint";
+
+/// What is said of a transaction that was open on a connection.
+const LEFT_OPEN: &str = "somebody left a transaction open on the connection; it was rolled back";
 
 /// A claim that a transaction on PostgreSQL is to lock and complete.
 pub struct Joint<'a> {
@@ -127,6 +134,66 @@ impl Met {
         }
     }
 
+    /// How an attempt ends that met this before its commit, in a statement of ours.
+    #[must_use]
+    pub fn before_commit<T>(self) -> Attempted<T> {
+        match self.meaning {
+            Meaning::Again => Attempted::Again(self.error),
+            Meaning::Broken => Attempted::Unknown(None, self.error),
+            Meaning::Lost => Attempted::Lost,
+            Meaning::Aborted => Attempted::Failed(Failure::retryable(
+                "a statement of the handler's failed, and it went on: its transaction could not commit",
+            )),
+            Meaning::RolledBack => Attempted::Failed(Failure::retryable(self.error.to_string())),
+            Meaning::Refused => Attempted::Failed(Failure::permanent(format!("{}: {}", self.error, self.error.hint()))),
+            Meaning::Unusable => Attempted::Refused(self.error),
+        }
+    }
+
+    /// How an attempt ends whose handler met this in a statement of its own: of this code, and by this failure where it is one.
+    #[must_use]
+    pub fn in_handler<T>(self, code: Option<&str>, failure: Failure) -> Attempted<T> {
+        match self.meaning {
+            // A statement of the handler's that took too long is its own matter.
+            Meaning::Again if code.is_some_and(is_conflict) => Attempted::Again(self.error),
+            Meaning::Broken => Attempted::Unknown(None, self.error),
+            Meaning::Again
+            | Meaning::Lost
+            | Meaning::Aborted
+            | Meaning::Refused
+            | Meaning::RolledBack
+            | Meaning::Unusable => Attempted::Failed(failure),
+        }
+    }
+
+    /// How an attempt ends that met this in answer to its commit, as [`at_commit`](Met::at_commit) says.
+    #[must_use]
+    pub fn in_answer_to_commit<T>(self, value: T, failure: Failure) -> Attempted<T> {
+        match self.meaning {
+            Meaning::Again => Attempted::Again(self.error),
+            // The server said no, and said why: a constraint that is checked at the commit.
+            Meaning::RolledBack | Meaning::Unusable => Attempted::Failed(failure),
+            Meaning::Broken | Meaning::Lost | Meaning::Aborted | Meaning::Refused => {
+                Attempted::Unknown(Some(value), self.error)
+            }
+        }
+    }
+
+    /// The same where it met this as it began: in the transaction of somebody else, one that has failed already. It is to be
+    /// rolled back, or its connection to be closed.
+    #[must_use]
+    pub fn as_it_began(self) -> Met {
+        match self.meaning {
+            Meaning::Aborted => Met::new(Meaning::Again, self.error.with_hint(LEFT_OPEN)),
+            Meaning::Again
+            | Meaning::Broken
+            | Meaning::Lost
+            | Meaning::Refused
+            | Meaning::RolledBack
+            | Meaning::Unusable => self,
+        }
+    }
+
     fn of(fault: Fault, code: &str, key: &Key) -> Met {
         let fault = match code {
             "40001" => fault.hint(
@@ -195,19 +262,41 @@ impl<'a> Joint<'a> {
     }
 
     /// The first statement of the three that are sent together: marks the transaction, and bounds how long it waits for the
-    /// record and how long it may be silent. Its row has in column 4 the session's process id (`int4`), and in column 5 when the
-    /// transaction began, in microseconds since 1970 (`int8`): both name what may have to be cancelled.
+    /// record and how long it may be silent. Its row has in column 0 whether the transaction has written nothing yet, in column 5
+    /// the session's process id (`int4`), and in column 6 when the transaction began, in microseconds since 1970 (`int8`): both
+    /// name what may have to be cancelled.
     #[must_use]
     pub fn enter_sql(&self) -> String {
         let (wait, silence) = (LOCK_WAIT.as_millis(), self.held.policy().lease.max(SILENCE_MIN).as_millis());
         format!(
-            "select set_config('taskonce.transaction', pg_current_xact_id()::text, true),
+            "select pg_current_xact_id_if_assigned() is null,
+                    set_config('taskonce.transaction', pg_current_xact_id()::text, true),
                     set_config('taskonce.lock_timeout', current_setting('lock_timeout'), true),
                     set_config('lock_timeout', '{wait}ms', true),
                     set_config('idle_in_transaction_session_timeout', {}, true),
-                    pg_backend_pid(), (date_part('epoch', now()) * 1000000)::bigint",
+                    {SESSION}",
             at_most("current_setting('idle_in_transaction_session_timeout')", silence)
         )
+    }
+
+    /// Judges that row: a transaction that has to be new, and has written something, is somebody else's, and what it wrote must
+    /// neither be committed with the task nor be thrown away unsaid.
+    ///
+    /// # Errors
+    /// [`Meaning::Unusable`].
+    pub fn entered(&self, has_written_nothing: bool) -> Result<(), Met> {
+        if has_written_nothing || !self.needs_new {
+            return Ok(());
+        }
+        let error = Error::new(
+            ErrorKind::WrongState,
+            "the connection was inside of a transaction that had written something",
+        )
+        .about(format!("task `{}`", self.held.key()))
+        .with_hint(
+            "somebody left it open, and it was rolled back; commit before the run, or lend it another connection",
+        );
+        Err(Met::new(Meaning::Unusable, error))
     }
 
     /// The second: locks the record. `$1` is the key as text, `$2` the claim as a UUID. Its row has the columns of [`Cells`],
@@ -268,9 +357,8 @@ impl<'a> Joint<'a> {
     pub fn locked(&self, cells: &Cells<'_>, is_same: bool, is_new: bool) -> Result<Found, Met> {
         if self.needs_new && !is_new {
             let what = "the connection was inside of a transaction that began before the claim was made";
-            let error = Error::new(ErrorKind::Locked, what)
-                .about(format!("task `{}`", self.held.key()))
-                .with_hint("somebody left it open on a connection of the pool; it was rolled back");
+            let error =
+                Error::new(ErrorKind::Locked, what).about(format!("task `{}`", self.held.key())).with_hint(LEFT_OPEN);
             return Err(Met::new(Meaning::Again, error));
         }
         if !is_same {

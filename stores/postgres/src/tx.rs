@@ -65,7 +65,8 @@ pub trait CompleteIn: Sized {
 
 impl CompleteIn for Claim {
     async fn lock_in(&self, tx: &Transaction<'_>) -> Result<()> {
-        lock_held(self.ledger(), self.held(), tx).await.map_err(|met| met.error)?;
+        let joint = Joint::of(self.ledger(), self.held()).map_err(|met| met.error)?;
+        lock_held(&joint, tx).await.map_err(|met| met.error)?;
         self.held().enter();
         Ok(())
     }
@@ -115,15 +116,14 @@ impl CommitIn for Completion {
 ///
 /// # Errors
 /// As there, with what each means.
-pub async fn lock_held(ledger: &Ledger, held: &Held, tx: &Transaction<'_>) -> Result<(), Met> {
-    let joint = Joint::of(ledger, held)?;
+pub async fn lock_held(joint: &Joint<'_>, tx: &Transaction<'_>) -> Result<(), Met> {
     joint.join().await?;
-    let locked = lock_record(&joint, tx).await.and_then(|found| joint.take(&found));
+    let locked = lock_record(joint, tx).await.and_then(|found| joint.take(&found));
     if let Err(met) = &locked
         && met.meaning != Meaning::Lost
     {
         // Nothing holds the record, so that heartbeats have to.
-        held.part();
+        joint.held().part();
     }
     locked
 }
@@ -152,7 +152,9 @@ pub async fn lock_record(joint: &Joint<'_>, tx: &Transaction<'_>) -> Result<Foun
     let (entered, rows, left) =
         tokio::join!(biased; tx.query_typed(&enter, &[]), tx.query_typed(&lock, &asked), tx.query_typed(&leave, &[]));
     let met = |error| joint.met_at_lock(self::met(held.key(), &error));
-    entered.map_err(met)?;
+    let entered = entered.map_err(met)?;
+    let has_written_nothing = entered.first().map(|row| row.try_get(0)).transpose().map_err(met)?;
+    joint.entered(has_written_nothing.unwrap_or(true))?;
     let rows = rows.map_err(met)?;
     left.map_err(met)?;
     match rows.first() {

@@ -6,3 +6,4 @@ mod place;
 mod contract;
 mod pgbouncer;
 mod own;
+mod beside;

@@ -45,6 +45,56 @@ async fn a_transaction_that_somebody_left_open_is_never_committed_with_a_task() 
     assert_eq!((place.effects(&task.key), place.count("select count(*) from effect")), (1, 1));
 }
 
+/// It refuses even a `begin`, and sqlx leaves such a connection in its pool.
+#[tokio::test]
+async fn a_transaction_that_somebody_left_open_and_that_has_failed_keeps_no_task_from_running() {
+    let place = Place::new();
+    let (ledger, pool, task) = (place.ledger(), place.pool_at(place.database.port(), 1, "").await, task("a"));
+    let mut left_open = pool.acquire().await.unwrap();
+    sqlx::raw_sql("begin; select 1 / 0").execute(&mut *left_open).await.unwrap_err();
+    drop(left_open);
+    let outcome = ledger
+        .run_in_transaction(&pool, &task, &policy(), |mut tx, context| {
+            Box::pin(async move {
+                sqlx::query(EFFECT).bind(context.key().as_str()).execute(&mut *tx).await?;
+                Ok(context.attempt())
+            })
+        })
+        .await
+        .unwrap();
+    assert!(matches!(outcome, Outcome::Ran { value: 1, .. }), "{outcome:?}");
+    assert_eq!(place.effects(&task.key), 1);
+}
+
+/// As for a run: it is rolled back, or its connection closed.
+#[tokio::test]
+async fn a_transaction_that_somebody_left_open_is_never_committed_with_a_step() {
+    for stray in ["begin; insert into effect values ('stray')", "begin; select 1 / 0"] {
+        let place = Place::new();
+        let (ledger, pool, task) = (place.ledger(), place.pool_at(place.database.port(), 1, "").await, task("a"));
+        let mut left_open = pool.acquire().await.unwrap();
+        let _failed = sqlx::raw_sql(stray).execute(&mut *left_open).await;
+        drop(left_open);
+        let policy = Policy { effect: Effect::Keyed, ..policy() };
+        let outcome = ledger.run(&task, &policy, |context| {
+            let pool = &pool;
+            async move {
+                let (key, step) = (context.key().as_str(), context.step_of("book", Effect::Transactional));
+                let booked = step.in_transaction(pool, |mut tx, step| {
+                    Box::pin(async move {
+                        sqlx::query(EFFECT).bind(key).execute(&mut *tx).await?;
+                        Ok(step.attempt())
+                    })
+                });
+                booked.await
+            }
+        });
+        let outcome = outcome.await.unwrap();
+        assert!(matches!(outcome, Outcome::Ran { value: 1, .. }), "{stray}: {outcome:?}");
+        assert_eq!((place.effects(&task.key), place.count("select count(*) from effect")), (1, 1), "{stray}");
+    }
+}
+
 #[tokio::test]
 async fn a_connection_in_no_transaction_locks_nothing() {
     let place = Place::new();

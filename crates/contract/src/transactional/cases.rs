@@ -83,16 +83,16 @@ pub(super) fn transactional() -> Policy {
     policy(Effect::Transactional)
 }
 
-pub(super) fn returns(value: &str) -> Act {
+pub(crate) fn returns(value: &str) -> Act {
     Act::Return(value.into())
 }
 
-pub(super) fn waits_then_returns(value: &str) -> Act {
+pub(crate) fn waits_then_returns(value: &str) -> Act {
     Act::WaitThenReturn(value.into())
 }
 
 #[track_caller]
-pub(super) fn ran(outcome: Result<Outcome<String>>) -> (String, Arc<Record>) {
+pub(crate) fn ran(outcome: Result<Outcome<String>>) -> (String, Arc<Record>) {
     match outcome {
         Ok(Outcome::Ran { value, record }) => (value, record),
         other => panic!("the task ran; it was {other:?}"),
@@ -108,7 +108,7 @@ pub(super) fn replayed(outcome: Result<Outcome<String>>) -> String {
 }
 
 #[track_caller]
-pub(super) fn failed(outcome: Result<Outcome<String>>) -> (Failure, Arc<Record>) {
+pub(crate) fn failed(outcome: Result<Outcome<String>>) -> (Failure, Arc<Record>) {
     match outcome {
         Ok(Outcome::Failed { failure, record: Some(record) }) => (failure, record),
         other => panic!("the attempt failed, and that is recorded; it was {other:?}"),

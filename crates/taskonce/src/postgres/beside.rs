@@ -6,10 +6,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use taskonce_core::key::Key;
 use taskonce_core::record::{Failure, Output};
-use taskonce_postgres::joint::{Meaning, Met};
+use taskonce_postgres::joint::Meaning;
 use taskonce_postgres::tokio_postgres::{self, Client, Transaction};
 use taskonce_postgres::tx::met;
-use taskonce_postgres::tx::steps::{StepEntry, end_step, enter_step};
+use taskonce_postgres::tx::steps::{
+    StepEntry, check_no_transaction, end_step, enter_step, step_not_answered, step_not_begun, step_not_ended,
+    step_overtaken,
+};
 use taskonce_worker::StepContext;
 use taskonce_worker::beside::{StepBeside, Turn};
 use taskonce_worker::steps::StepOf;
@@ -49,7 +52,8 @@ pub trait Beside: Sized {
     /// times and only while the lease lasts; no attempt is counted.
     ///
     /// The step's kind is [`Transactional`](crate::Effect::Transactional). `run` cannot end the transaction, and may use
-    /// savepoints. When the future is dropped the transaction is rolled back; a commit that was under way decides for itself,
+    /// savepoints. A connection on which a transaction is open is refused, and left as it was: the step could not commit by itself
+    /// there. When the future is dropped the transaction is rolled back; a commit that was under way decides for itself,
     /// and the next run finds the row, or does not.
     ///
     /// # Errors
@@ -72,6 +76,7 @@ impl Beside for StepOf<'_> {
             Turn::Ask(step) => step,
         };
         let (key, lease) = (step.context().key().clone(), step.context().held().policy().lease);
+        check_no_transaction(client, &key, step.name()).await.map_err(|met| step_not_begun(&met))?;
         let mut tries = Tries::default();
         loop {
             let cancel = CancelOnDrop(Some(client.cancel_token()));
@@ -79,7 +84,7 @@ impl Beside for StepOf<'_> {
                 Ok(tx) => tx,
                 Err(error) => {
                     cancel.disarm();
-                    return Err(not_begun(&met(&key, &error)));
+                    return Err(step_not_begun(&met(&key, &error)));
                 }
             };
             match enter_step(&tx, &key, step.name(), step.input(), step.attempt(), lease).await {
@@ -112,13 +117,12 @@ impl Beside for StepOf<'_> {
                 Ok(StepEntry::Anew) => {
                     roll_back(tx, cancel).await;
                     if !tries.again(step.context()).await {
-                        let what = format!("step `{}` was overtaken each time by other runs of it", step.name());
-                        return Err(Failure::retryable(what).nothing_happened());
+                        return Err(step_overtaken(step.name()));
                     }
                 }
                 Err(met) => {
                     roll_back(tx, cancel).await;
-                    return Err(not_begun(&met));
+                    return Err(step_not_begun(&met));
                 }
             }
         }
@@ -135,39 +139,19 @@ where
     T: Serialize + Send,
     H: for<'t> FnMut(Tx<'t, 'c, 'h>, StepContext) -> Handled<'t, T> + Send,
 {
-    let code = run(Tx { tx, scope: PhantomData }, step.given());
-    let value = step.within(code).await.map_err(stopped)?;
+    let given = step.given().map_err(NotRun::Failed)?;
+    let value = step.within(run(Tx { tx, scope: PhantomData }, given)).await.map_err(stopped)?;
     let output = step.output(&value).map_err(NotRun::Failed)?;
-    let failed = |met: Met| match met.meaning {
-        Meaning::Again => NotRun::Conflict(Failure::retryable(told(&met))),
-        Meaning::Aborted => NotRun::Failed(Failure::retryable(format!(
-            "a statement of step `{}` failed, and its code went on: the transaction could not commit",
-            step.name()
-        ))),
-        Meaning::Broken | Meaning::Lost | Meaning::Refused | Meaning::RolledBack | Meaning::Unusable => {
-            NotRun::Failed(Failure::retryable(told(&met)))
-        }
-    };
-    end_step(tx, step.context().key(), step.name(), &output).await.map_err(failed)?;
+    end_step(tx, step.context().key(), step.name(), &output).await.map_err(|met| {
+        let failure = step_not_ended(&met, step.name());
+        if met.meaning == Meaning::Again { NotRun::Conflict(failure) } else { NotRun::Failed(failure) }
+    })?;
     Ok((value, output))
-}
-
-fn told(met: &Met) -> String {
-    format!("{}: {}", met.error, met.error.hint())
-}
-
-/// Nothing of the step has run.
-fn not_begun(met: &Met) -> Failure {
-    Failure::retryable(told(met)).nothing_happened()
 }
 
 fn not_committed(name: &str, error: tokio_postgres::Error, key: &Key) -> Failure {
     if error.as_db_error().is_some() {
         return Failure::from(error);
     }
-    let met = met(key, &error);
-    Failure::retryable(format!(
-        "the commit of step `{name}` was not answered, and the next run finds its row or runs it: {}",
-        met.error
-    ))
+    step_not_answered(&met(key, &error), name)
 }

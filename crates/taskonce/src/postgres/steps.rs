@@ -146,6 +146,7 @@ pub trait StepInTransaction: Sized {
     ///
     /// A serialisation failure or a deadlock, of a statement or at the commit, rolls back and runs the step's code again, at most 20
     /// times and only while the lease lasts; no attempt is counted. `run` cannot end the transaction, and may use savepoints.
+    /// A transaction that is open on the connection already is rolled back, and where it had written something the step is refused.
     /// When the future is dropped the transaction is rolled back; a commit that was under way decides for itself.
     ///
     /// # Errors
@@ -181,15 +182,28 @@ where
 {
     let context = of.context();
     let step = of.begin_in().map_err(NotRun::Failed)?;
+    let joint = Joint::of(context.ledger(), context.held()).map_err(not_begun)?.in_a_new_transaction();
     let cancel = CancelOnDrop(Some(client.cancel_token()));
-    let mut tx = match client.transaction().await {
-        Ok(tx) => tx,
-        Err(error) => {
-            cancel.disarm();
-            return Err(NotRun::Failed(told(&met(context.key(), &error)).nothing_happened()));
-        }
+    let met = match client.transaction().await {
+        Ok(tx) => return try_in(tx, cancel, &joint, of, step, run).await,
+        Err(error) => met(context.key(), &error),
     };
-    let value = match locked(context, &step, &mut tx, run).await {
+    Err(not_begun(super::not_begun(client, cancel, met).await))
+}
+
+async fn try_in<'c, 'h: 'c, T, H>(
+    mut tx: Transaction<'c>,
+    cancel: CancelOnDrop,
+    joint: &Joint<'_>,
+    of: &StepOf<'_>,
+    step: step_in::StepIn<'_>,
+    run: &mut H,
+) -> Result<T, NotRun>
+where
+    T: Serialize + DeserializeOwned + Send,
+    H: for<'t> FnMut(Tx<'t, 'c, 'h>, StepContext) -> Handled<'t, T> + Send,
+{
+    let value = match locked(joint, &step, &mut tx, run).await {
         Ok(value) => value,
         Err(not_run) => {
             roll_back(tx, cancel).await;
@@ -204,7 +218,7 @@ where
 }
 
 async fn locked<'c, 'h: 'c, T, H>(
-    context: &Context,
+    joint: &Joint<'_>,
     step: &step_in::StepIn<'_>,
     tx: &mut Transaction<'c>,
     run: &mut H,
@@ -213,22 +227,12 @@ where
     T: Serialize + DeserializeOwned + Send,
     H: for<'t> FnMut(Tx<'t, 'c, 'h>, StepContext) -> Handled<'t, T> + Send,
 {
-    let not_begun = |met: Met| match met.meaning {
-        Meaning::Again => NotRun::Conflict(told(&met)),
-        Meaning::Broken
-        | Meaning::Lost
-        | Meaning::Aborted
-        | Meaning::Refused
-        | Meaning::RolledBack
-        | Meaning::Unusable => NotRun::Failed(told(&met).nothing_happened()),
-    };
-    let joint = Joint::of(context.ledger(), context.held()).map_err(not_begun)?;
-    let found = found_in(&joint, tx).await.map_err(not_begun)?;
+    let found = found_in(joint, tx).await.map_err(not_begun)?;
     match step.turn(found.as_ref().map(|found| &*found.record)).map_err(NotRun::Failed)? {
         Turn::Replay(value) => Ok(value),
         Turn::Run(given) => {
             let value = run(Tx { tx, scope: PhantomData }, given).await.map_err(stopped)?;
-            write_end(&joint, step, tx, found.as_ref(), value).await
+            write_end(joint, step, tx, found.as_ref(), value).await
         }
     }
 }
@@ -279,6 +283,19 @@ fn not_committed(of: &StepOf<'_>, error: tokio_postgres::Error) -> Failure {
         of.name(),
         met.error
     ))
+}
+
+/// The record could not be locked.
+fn not_begun(met: Met) -> NotRun {
+    match met.meaning {
+        Meaning::Again => NotRun::Conflict(told(&met)),
+        Meaning::Broken
+        | Meaning::Lost
+        | Meaning::Aborted
+        | Meaning::Refused
+        | Meaning::RolledBack
+        | Meaning::Unusable => NotRun::Failed(told(&met).nothing_happened()),
+    }
 }
 
 /// The step's code did not go on.

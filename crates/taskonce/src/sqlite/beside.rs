@@ -40,7 +40,7 @@ pub trait Beside: Sized {
     ///
     /// The step's kind is [`Transactional`](crate::Effect::Transactional). The code blocks the thread that polls, from the lock
     /// to the commit; heartbeats have a thread of their own. It cannot be cut off half way. It must neither commit nor roll back;
-    /// savepoints are its own. The connection is of [`rusqlite`](super::rusqlite) as this crate has it, with `synchronous` at
+    /// savepoints are its own. A connection on which a transaction is open is refused. The connection is of [`rusqlite`](super::rusqlite) as this crate has it, with `synchronous` at
     /// least `FULL` (its default) unless the ledger's store may forget, too.
     ///
     /// # Errors
@@ -87,6 +87,14 @@ fn in_file<T: Serialize>(
     let told = |error: Error| Failure::retryable(format!("{error}: {}", error.hint()));
     let not_begun = |error: Error| told(error).nothing_happened();
     let key = step.context().key();
+    if !conn.is_autocommit() {
+        let what = format!(
+            "a transaction is open on the connection of step `{}`, which would not commit by itself there: commit or roll back \
+             before the step, or give it another connection",
+            step.name()
+        );
+        return Err(Failure::retryable(what).nothing_happened());
+    }
     if step.context().ledger().store().memory() == Memory::Keeps {
         check_kept(conn).map_err(not_begun)?;
     }
@@ -100,7 +108,8 @@ fn in_file<T: Serialize>(
     match enter_step(&tx, key, step.name(), step.input(), step.attempt()).map_err(not_begun)? {
         StepEntry::Done(row) => Ok(Ended::Before(row)),
         StepEntry::Run => {
-            let value = step.within_blocking(|| run(&tx, step.given()))?;
+            let given = step.given()?;
+            let value = step.within_blocking(|| run(&tx, given))?;
             let output = step.output(&value)?;
             end_step(&tx, key, step.name(), &output).map_err(told)?;
             match tx.commit() {

@@ -1,5 +1,5 @@
-//! Steps whose effect is in another database than the ledger's: the row beside the effect decides, whoever is killed, stopped
-//! or cut off when.
+//! Steps whose effect is in another database than the ledger's, by tokio-postgres: what every driver promises, and the row that
+//! decides, whoever is killed, stopped or cut off when.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,15 +11,14 @@ use serde::de::DeserializeOwned;
 use taskonce::postgres::tokio_postgres::Client;
 use taskonce::postgres::{Beside as _, step_table_sql};
 use taskonce::{
-    Backoff, By, Context, Effect, ErrorKind, Failure, FailureClass, Migration, Outcome, Policy, Record, Run as _,
-    State, Task,
+    Backoff, Context, Effect, ErrorKind, Failure, Migration, Outcome, Policy, Record, Run as _, State, Task,
 };
-use taskonce_contract::transactional::Gate;
-use taskonce_testkit::postgres::Database;
-use taskonce_testkit::{PostgresProxy, shared};
+use taskonce_testkit::PostgresProxy;
 
-use crate::place::{EFFECT, PATIENCE, Place, ROLE, WORKER, connect, found, task, until};
+use crate::contract::store_at;
+use crate::place::{EFFECT, PATIENCE, Place, connect, found, task, until};
 use crate::process::{Worker, hear, tell};
+use crate::shop::{ByTokioPostgres, Shop};
 
 const STORE: &str = "TASKONCE_TEST_STORE";
 const SHOP: &str = "TASKONCE_TEST_SHOP";
@@ -29,45 +28,21 @@ const INSIDE: &str = "inside";
 /// How long the claim of a worker that is killed holds.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// The database of the effects: another one than the ledger's.
-struct Shop(Database);
+fn driver(settings: &'static str) -> ByTokioPostgres {
+    let place = Place::new();
+    ByTokioPostgres::new(settings, move || store_at(&place.url_with("timeout=20s")))
+}
 
-impl Shop {
-    /// With the table of steps, made from its SQL by somebody else than the worker.
-    fn new() -> Shop {
-        let shop = Shop::without_table();
-        let table = step_table_sql(None).unwrap();
-        shop.0.psql(&format!("{table} grant select, insert, update on taskonce_step to {WORKER}")).unwrap();
-        shop
-    }
+/// At the isolation that servers have by default.
+mod direct {
+    taskonce_contract::beside_suite!(|_| async { super::driver("") });
+}
 
-    fn without_table() -> Shop {
-        let database = shared::database().unwrap();
-        // Only appended to, and no unique index: an effect that happened twice is counted twice.
-        let effects = format!("create table effect (key text not null); grant all on effect to {WORKER}");
-        database.psql(&format!("{ROLE} {effects}")).unwrap();
-        Shop(database)
-    }
+/// As if one transaction followed another: a snapshot from before another's commit cannot see its row.
+mod serializable {
+    const SETTINGS: &str = "set default_transaction_isolation = 'serializable'";
 
-    fn url_at(&self, port: u16) -> String {
-        format!("postgres://{WORKER}@127.0.0.1:{port}/{}", self.0.name())
-    }
-
-    fn url(&self) -> String {
-        self.url_at(self.0.port())
-    }
-
-    async fn client(&self) -> Client {
-        connect(&self.url()).await
-    }
-
-    fn effects(&self) -> u32 {
-        self.0.psql("select count(*) from effect").unwrap().parse().unwrap()
-    }
-
-    fn rows(&self) -> u32 {
-        self.0.psql("select count(*) from taskonce_step").unwrap().parse().unwrap()
-    }
+    taskonce_contract::beside_suite!(|_| async { super::driver(SETTINGS) });
 }
 
 fn policy() -> Policy {
@@ -126,28 +101,6 @@ fn failed<T: std::fmt::Debug>(outcome: taskonce::Result<Outcome<T>>) -> (Failure
     }
 }
 
-#[tokio::test]
-async fn a_step_in_another_database_is_recorded_in_both_and_a_later_run_replays_it() {
-    let (place, shop, task) = (Place::new(), Shop::new(), task("a"));
-    let calls = AtomicU32::new(0);
-    let mut client = shop.client().await;
-    let outcome = play(&place, &task, |context| {
-        let (client, calls) = (&mut client, &calls);
-        async move {
-            book(&context, client, 1, calls).await?;
-            Err::<String, _>(Failure::retryable("cut off behind the step"))
-        }
-    });
-    let (_, record) = failed(outcome.await);
-    let steps: Vec<_> = record.steps.iter().map(|step| (step.name.as_str(), step.effect, step.attempt)).collect();
-    assert_eq!(steps, [("book", Effect::Transactional, 1)]);
-    let (value, record) = ran(run(&place, &task, &mut client, 1, &calls).await);
-    assert_eq!((value.as_str(), record.attempt), ("booked in attempt 1", 2));
-    assert_eq!((calls.into_inner(), shop.effects(), shop.rows()), (1, 1, 1));
-    let row = "select operation, step, octet_length(input), output_type, attempt from taskonce_step";
-    assert_eq!(shop.0.psql(row).unwrap(), "billing/pay@1/a|book|16|application/msgpack|1");
-}
-
 /// The server has committed; the worker never heard of it, and is gone.
 #[tokio::test]
 async fn a_worker_killed_between_its_commit_and_the_record_is_followed_by_a_short_run() {
@@ -193,80 +146,6 @@ async fn a_worker_stopped_inside_its_step_past_its_lease_cannot_commit_behind_it
     assert_eq!((shop.effects(), shop.rows()), (1, 1));
 }
 
-/// A person cleared the task while its worker was in the step: another runs it, and waits for the end of the first.
-#[tokio::test(flavor = "multi_thread")]
-async fn of_a_worker_that_lost_its_claim_and_a_new_one_only_the_first_takes_effect() {
-    let (place, shop, task) = (Place::new(), Shop::new(), task("a"));
-    let (entered, go) = (Gate::default(), Gate::default());
-    let (mut stale_client, mut new_client) = (shop.client().await, shop.client().await);
-    let stale = play(&place, &task, |context| {
-        let (client, entered, go) = (&mut stale_client, &entered, &go);
-        async move {
-            let key = context.key().as_str();
-            let step = context.step_of("book", Effect::Transactional).input(&1);
-            step.beside(client, |tx, _step| {
-                Box::pin(async move {
-                    tx.execute(EFFECT, &[&key]).await?;
-                    entered.open();
-                    go.pass().await;
-                    Ok("booked by the first".to_owned())
-                })
-            })
-            .await
-        }
-    });
-    let calls = AtomicU32::new(0);
-    let other = async {
-        entered.pass().await;
-        place.ledger().clear(&task.key, By { who: "ada", why: "it must run anew" }).await.unwrap();
-        let new = run(&place, &task, &mut new_client, 1, &calls);
-        let release = async {
-            until("the second waits for the first", async || {
-                let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-                shop.0.psql(waiting).unwrap() == "1"
-            })
-            .await;
-            go.open();
-        };
-        tokio::join!(new, release).0
-    };
-    let (stale, new) = tokio::join!(stale, other);
-    assert_eq!(ran(new).0, "booked by the first");
-    assert!(matches!(stale.unwrap(), Outcome::ClaimLost { .. }));
-    assert_eq!((calls.into_inner(), shop.effects(), shop.rows()), (0, 1, 1));
-}
-
-#[tokio::test]
-async fn a_step_whose_row_has_another_input_parks_the_task() {
-    let (place, shop, task) = (Place::new(), Shop::new(), task("a"));
-    let calls = AtomicU32::new(0);
-    let mut client = shop.client().await;
-    ran(run(&place, &task, &mut client, 1, &calls).await);
-    // The record goes, the row stays: it decides.
-    place.ledger().clear(&task.key, By { who: "ada", why: "to see what follows" }).await.unwrap();
-    let (failure, record) = failed(run(&place, &task, &mut client, 2, &calls).await);
-    assert_eq!((failure.class, record.state), (FailureClass::StepChanged, State::Parked));
-    assert!(failure.message.contains("`book` took effect with input"), "{failure:?}");
-    assert_eq!((calls.into_inner(), shop.effects()), (1, 1));
-}
-
-#[tokio::test]
-async fn a_step_without_its_table_runs_nothing_and_says_which_command_makes_it() {
-    let (place, shop, task) = (Place::new(), Shop::without_table(), task("a"));
-    let calls = AtomicU32::new(0);
-    let mut client = shop.client().await;
-    let (failure, _) = failed(run(&place, &task, &mut client, 1, &calls).await);
-    for part in ["no table `taskonce_step`", "`taskonce migrate --steps --store URL`"] {
-        assert!(failure.message.contains(part), "{failure:?}");
-    }
-    assert_eq!((calls.load(Ordering::SeqCst), shop.effects()), (0, 0));
-    let made = taskonce::migrate_steps(&shop.0.url()).await.unwrap();
-    assert_eq!(made, Migration::Migrated { schema: "public.taskonce_step".into(), from: 0, to: 1 });
-    shop.0.psql(&format!("grant select, insert, update on taskonce_step to {WORKER}")).unwrap();
-    ran(run(&place, &task, &mut client, 1, &calls).await);
-    assert_eq!((calls.into_inner(), shop.effects()), (1, 1));
-}
-
 /// The step took effect and nobody was told, or it did not: the next run finds the row, or runs it.
 #[tokio::test]
 async fn a_commit_without_an_answer_is_a_failed_attempt_and_the_next_run_finds_out() {
@@ -288,22 +167,17 @@ async fn a_commit_without_an_answer_is_a_failed_attempt_and_the_next_run_finds_o
     }
 }
 
-/// Each leaves neither effect nor row, and a later run takes effect.
 #[tokio::test]
-async fn a_step_that_fails_leaves_neither_its_effect_nor_its_row() {
+async fn a_step_whose_code_spoils_its_transaction_leaves_neither_its_effect_nor_its_row() {
     #[derive(Clone, Copy, Debug)]
     enum Way {
-        Fails,
         PassesOverAnError,
-        TooLarge,
         RollsBack,
         Nests,
     }
     let (place, shop) = (Place::new(), Shop::new());
     for (way, said) in [
-        (Way::Fails, "no seat"),
         (Way::PassesOverAnError, "its code went on"),
-        (Way::TooLarge, "bytes of output"),
         (Way::RollsBack, "was over before its code returned"),
         (Way::Nests, "inside another step"),
     ] {
@@ -317,9 +191,7 @@ async fn a_step_that_fails_leaves_neither_its_effect_nor_its_row() {
                     Box::pin(async move {
                         tx.execute(EFFECT, &[&inner.key().as_str()]).await?;
                         match way {
-                            Way::Fails => return Err(Failure::retryable("no seat").into()),
                             Way::PassesOverAnError => drop(tx.batch_execute("select 1/0").await),
-                            Way::TooLarge => return Ok("x".repeat(2 * 1024 * 1024)),
                             Way::RollsBack => tx.batch_execute("rollback").await?,
                             Way::Nests => inner.step("inner", Effect::Repeatable, |_| async { Ok(()) }).await?,
                         }
@@ -332,44 +204,6 @@ async fn a_step_that_fails_leaves_neither_its_effect_nor_its_row() {
         let (failure, record) = failed(outcome.await);
         assert!(failure.message.contains(said), "{way:?}: {failure:?}");
         assert_eq!((shop.effects(), shop.rows(), record.steps.len()), (0, 0, 0), "{way:?}");
-    }
-    let (calls, task) = (AtomicU32::new(0), task("Fails"));
-    ran(run(&place, &task, &mut shop.client().await, 1, &calls).await);
-    assert_eq!((calls.into_inner(), shop.effects(), shop.rows()), (1, 1, 1));
-}
-
-/// Its snapshot is older than the other's commit, so that the row is there and cannot be seen.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_step_at_any_isolation_level_finds_a_row_that_was_written_meanwhile() {
-    for level in ["repeatable read", "serializable"] {
-        let (place, shop, task) = (Place::new(), Shop::new(), task("a"));
-        let held = shop.client().await;
-        let row = format!(
-            "begin; insert into taskonce_step (operation, step, input, output, output_type, attempt)
-             values ('{}', 'book', '\\x00000000000000000000000000000000', '\\xa568656c6c6f', 'application/msgpack', 7)",
-            task.key
-        );
-        held.batch_execute(&row).await.unwrap();
-        let mut client = shop.client().await;
-        client.batch_execute(&format!("set default_transaction_isolation = '{level}'")).await.unwrap();
-        let outcome = play(&place, &task, |context| {
-            let client = &mut client;
-            async move {
-                let step = context.step_of("book", Effect::Transactional);
-                step.beside(client, |_tx, _step| Box::pin(async { Ok("it ran".to_owned()) })).await
-            }
-        });
-        let release = async {
-            until("the step waits for the other", async || {
-                let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-                shop.0.psql(waiting).unwrap() == "1"
-            })
-            .await;
-            held.batch_execute("commit").await.unwrap();
-        };
-        let (outcome, ()) = tokio::join!(outcome, release);
-        let (value, record) = ran(outcome);
-        assert_eq!((value.as_str(), record.attempt, record.steps[0].attempt), ("hello", 1, 7), "{level}");
     }
 }
 
@@ -446,22 +280,6 @@ async fn a_step_that_meets_a_serialisation_failure_runs_again_in_the_same_attemp
     let (value, record) = ran(outcome.await);
     assert_eq!((value.as_str(), record.history.len(), calls.into_inner()), ("in attempt 1", 0, 2));
     assert_eq!((shop.effects(), shop.rows()), (1, 1));
-}
-
-#[tokio::test]
-async fn a_step_of_another_kind_has_no_row() {
-    let (place, shop) = (Place::new(), Shop::new());
-    let mut client = shop.client().await;
-    let task = task("a");
-    let outcome = play(&place, &task, |context| {
-        let client = &mut client;
-        async move {
-            let step = context.step_of("book", Effect::Keyed);
-            step.beside(client, |_tx, _step| Box::pin(async { Ok(()) })).await
-        }
-    });
-    assert!(failed(outcome.await).0.message.contains("is keyed"));
-    assert_eq!(shop.rows(), 0);
 }
 
 #[tokio::test]

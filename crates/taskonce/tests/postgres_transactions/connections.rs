@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use taskonce::postgres::{CommitIn as _, CompleteIn as _, Joined, RunInTransaction as _, Stop};
-use taskonce::{Admission, ErrorKind, Outcome, Output, Policy, State};
+use taskonce::postgres::{CommitIn as _, CompleteIn as _, Joined, RunInTransaction as _, StepInTransaction as _, Stop};
+use taskonce::{Admission, Effect, ErrorKind, Outcome, Output, Policy, Run as _, State};
 use taskonce_testkit::PostgresProxy;
 
 use crate::place::{EFFECT, Place, connect, found, policy, state, task, until};
@@ -272,4 +272,86 @@ async fn a_run_that_is_dropped_ends_the_statement_that_its_server_is_at() {
     .await;
     assert!(start.elapsed() < Duration::from_secs(10), "long before it would have ended: {:?}", start.elapsed());
     assert_eq!(place.effects(&task.key).await, 1);
+}
+
+/// `begin` on a connection that is in a transaction only warns, and the run's commit would be that transaction's.
+#[tokio::test]
+async fn a_transaction_that_somebody_left_open_is_never_committed_with_a_task() {
+    let place = Place::new();
+    let (ledger, mut client) = (place.ledger(), place.client_with("begin; insert into effect values ('stray')").await);
+    let mut run = async |id: &str| {
+        let task = task(id);
+        let policy = policy();
+        let run = ledger.run_in_transaction(&mut client, &task, &policy, |tx, context| {
+            Box::pin(async move {
+                tx.execute(EFFECT, &[&context.key().as_str()]).await?;
+                Ok(context.attempt())
+            })
+        });
+        let outcome = run.await;
+        (outcome, place.effects(&task.key).await)
+    };
+    let (refused, effects) = run("a").await;
+    let error = refused.unwrap_err();
+    assert_eq!((error.kind(), effects), (ErrorKind::WrongState, 0), "{error:?}");
+    assert!(error.hint().contains("somebody left it open, and it was rolled back"), "{error:?}");
+    // It was no attempt, and the connection is fit for use again.
+    let (outcome, effects) = run("a").await;
+    assert!(matches!(outcome, Ok(Outcome::Ran { value: 1, .. })) && effects == 1, "{outcome:?}");
+    assert_eq!(place.beside("select from effect where key = 'stray'", &[]).await.len(), 0);
+}
+
+#[tokio::test]
+async fn a_transaction_that_was_left_open_with_nothing_in_it_keeps_no_task_from_running() {
+    let place = Place::new();
+    let ledger = place.ledger();
+    for left_open in ["begin; select 1", "begin; select 1 / 0"] {
+        let (mut client, task) = (place.client().await, task(left_open));
+        let _failed = client.batch_execute(left_open).await;
+        let policy = policy();
+        let run = ledger.run_in_transaction(&mut client, &task, &policy, |tx, context| {
+            Box::pin(async move {
+                tx.execute(EFFECT, &[&context.key().as_str()]).await?;
+                Ok(context.attempt())
+            })
+        });
+        let outcome = run.await;
+        assert!(matches!(outcome, Ok(Outcome::Ran { value: 1, .. })), "{left_open}: {outcome:?}");
+        assert_eq!(place.effects(&task.key).await, 1, "{left_open}");
+    }
+}
+
+/// The step's commit would be that transaction's, too.
+#[tokio::test]
+async fn a_transaction_that_somebody_left_open_is_never_committed_with_a_step() {
+    for (left_open, attempt) in
+        [("begin; insert into effect values ('stray')", 2), ("begin; select 1", 1), ("begin; select 1 / 0", 1)]
+    {
+        let place = Place::new();
+        let (ledger, mut client, task) = (place.ledger(), place.client().await, task("a"));
+        let _failed = client.batch_execute(left_open).await;
+        let policy = Policy { effect: Effect::Repeatable, ..policy() };
+        let mut outcome = None;
+        for _ in 0..attempt {
+            let run = ledger.run(&task, &policy, |context| {
+                let client = &mut client;
+                async move {
+                    let (key, step) = (context.key().as_str(), context.step_of("book", Effect::Transactional));
+                    let booked = step.in_transaction(client, |tx, step| {
+                        Box::pin(async move {
+                            tx.execute(EFFECT, &[&key]).await?;
+                            Ok(step.attempt())
+                        })
+                    });
+                    booked.await
+                }
+            });
+            outcome = Some(run.await.unwrap());
+        }
+        let Some(Outcome::Ran { value, record }) = outcome else { panic!("{left_open}: {outcome:?}") };
+        assert_eq!((value, record.steps.len(), place.effects(&task.key).await), (attempt, 1, 1), "{left_open}");
+        let said = record.history.iter().map(|attempt| format!("{attempt:?}")).collect::<String>();
+        assert_eq!(said.contains("had written something"), attempt == 2, "{left_open}: {said}");
+        assert_eq!(place.beside("select from effect where key = 'stray'", &[]).await.len(), 0);
+    }
 }

@@ -42,7 +42,7 @@ impl Driver {
     }
 }
 
-fn store_at(url: &str) -> Arc<dyn Store> {
+pub(crate) fn store_at(url: &str) -> Arc<dyn Store> {
     Arc::clone(taskonce::open(url).unwrap().store())
 }
 

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
+#[path = "../shops/postgres.rs"]
+mod shop;
 mod place;
 mod process;
 mod hand;

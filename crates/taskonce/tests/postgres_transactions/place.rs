@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use taskonce::postgres::tokio_postgres::types::ToSql;
-use taskonce::postgres::tokio_postgres::{self, Client, NoTls, Row};
+use taskonce::postgres::tokio_postgres::{Client, Row};
 use taskonce::{Backoff, Effect, Found, Handler, Input, Key, Ledger, Policy, State, Task};
 use taskonce_testkit::postgres::Database;
 use taskonce_testkit::shared;
 
+use crate::shop::ROLE;
+pub(crate) use crate::shop::{WORKER, connect};
+
 /// The schema of the tests; not the one by default.
 pub(crate) const SCHEMA: &str = "Tasks_of_tests";
-/// Who runs the tests.
-pub(crate) const WORKER: &str = "taskonce_payer";
 /// Longer than anything here takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -86,17 +87,6 @@ impl Place {
         usize::try_from(rows[0].get::<_, i64>(0)).unwrap()
     }
 }
-
-/// A connection of a test's own.
-pub(crate) async fn connect(url: &str) -> Client {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
-    tokio::spawn(connection);
-    client
-}
-
-/// A role of the whole server, which other tests make too.
-pub(crate) const ROLE: &str = "do $$ begin create role taskonce_payer login; \
-    exception when duplicate_object or unique_violation then null; end $$;";
 
 pub(crate) fn task(id: &str) -> Task {
     Handler::within("billing", "pay", "1").unwrap().task(id, &Input::from_json(b"{}").unwrap()).unwrap()

@@ -1,70 +1,39 @@
-//! Steps whose effect is in another file than the ledger's: the row beside the effect decides, whoever is killed or has lost its
-//! claim when.
+//! Steps whose effect is in another file than the ledger's, by rusqlite: what every driver promises, and the row that decides,
+//! whoever is killed when.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use taskonce::sqlite::Beside as _;
 use taskonce::sqlite::rusqlite::Connection;
-use taskonce::sqlite::{Beside as _, step_table_sql};
+use taskonce::store::Store;
 use taskonce::{
-    Backoff, By, Context, Effect, ErrorKind, Failure, FailureClass, Handler, Input, Migration, Outcome, Policy, Record,
-    Run as _, State, Task,
+    Backoff, Context, Effect, ErrorKind, Failure, Handler, Input, Migration, Outcome, Policy, Record, Run as _, State,
+    Task,
 };
 
-use super::{InFile, PATIENCE, add_effect};
+use super::{InFile, add_effect};
+use crate::shop::{ByRusqlite, Shop, open};
 
 const LEDGER: &str = "TASKONCE_TEST_LEDGER";
 const SHOP: &str = "TASKONCE_TEST_SHOP";
 /// How long a worker waits for a task that another holds.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// The file of the effects: another one than the ledger's.
-struct Shop(tempfile::TempDir);
-
-impl Shop {
-    fn new() -> Shop {
-        let shop = Shop::without_table();
-        shop.open().execute_batch(step_table_sql()).unwrap();
-        shop
-    }
-
-    /// As a program has it that keeps other things there.
-    fn without_table() -> Shop {
-        let shop = Shop(tempfile::tempdir().unwrap());
-        let mode = shop.open().pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0));
-        assert_eq!(mode.unwrap(), "wal");
-        // Only appended to, and no unique index: an effect that happened twice is counted twice.
-        shop.open().execute_batch("PRAGMA user_version = 7; CREATE TABLE effect (key TEXT NOT NULL)").unwrap();
-        shop
-    }
-
-    fn path(&self) -> std::path::PathBuf {
-        self.0.path().join("shop.db")
-    }
-
-    fn url(&self) -> String {
-        format!("sqlite:{}", self.path().display())
-    }
-
-    fn open(&self) -> Connection {
-        open(&self.path())
-    }
-
-    fn count(&self, table: &str) -> u32 {
-        self.open().query_row(&format!("SELECT count(*) FROM {table}"), (), |row| row.get(0)).unwrap()
-    }
+/// What every driver promises.
+mod suite {
+    taskonce_contract::beside_suite!(|_| async { super::driver() });
 }
 
-fn open(path: &std::path::Path) -> Connection {
-    let conn = Connection::open(path).unwrap();
-    conn.busy_timeout(PATIENCE).unwrap();
-    conn
+fn driver() -> ByRusqlite {
+    let place = InFile::new();
+    ByRusqlite::new(move || Arc::new(place.store()) as Arc<dyn Store>)
 }
 
 fn task(id: &str) -> Task {
@@ -125,26 +94,6 @@ fn failed(outcome: taskonce::Result<Outcome<String>>) -> (Failure, Arc<Record>) 
     }
 }
 
-#[tokio::test]
-async fn a_step_in_another_file_is_recorded_in_both_and_a_later_run_replays_it() {
-    let (place, shop, task) = (InFile::new(), Shop::new(), task("a"));
-    let calls = AtomicU32::new(0);
-    let mut conn = shop.open();
-    let outcome = play(&place, &task, |context| {
-        let (conn, calls) = (&mut conn, &calls);
-        async move {
-            book(&context, conn, 1, calls).await?;
-            Err::<String, _>(Failure::retryable("cut off behind the step"))
-        }
-    });
-    let (_, record) = failed(outcome.await);
-    let steps: Vec<_> = record.steps.iter().map(|step| (step.name.as_str(), step.effect, step.attempt)).collect();
-    assert_eq!(steps, [("book", Effect::Transactional, 1)]);
-    let (value, record) = ran(run(&place, &task, &shop, 1, &calls).await);
-    assert_eq!((value.as_str(), record.attempt), ("booked in attempt 1", 2));
-    assert_eq!((calls.into_inner(), shop.count("effect"), shop.count("taskonce_step")), (1, 1, 1));
-}
-
 /// The ledger's file is locked by the test when the step commits: the worker cannot record it, and is killed.
 #[tokio::test]
 async fn a_worker_killed_between_its_commit_and_the_record_is_followed_by_a_short_run() {
@@ -180,89 +129,6 @@ async fn a_worker_killed_between_its_commit_and_the_record_is_followed_by_a_shor
     assert_eq!((calls.into_inner(), shop.count("effect")), (0, 1));
 }
 
-/// A person cleared the task while its worker was in the step: another runs it, and waits for the end of the first.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_a_worker_that_lost_its_claim_and_a_new_one_only_the_first_takes_effect() {
-    let (place, shop, task) = (InFile::new(), Shop::new(), task("a"));
-    let (entered, has_entered) = mpsc::channel();
-    let (go, may_go) = mpsc::channel::<()>();
-    let mut conn = shop.open();
-    let (url, stale_task) = (place.url(), task.clone());
-    let stale = tokio::spawn(async move {
-        let policy = Policy { lease: Duration::from_secs(30), ..policy() };
-        let ledger = taskonce::open(&url).unwrap();
-        let outcome = ledger.run(&stale_task, &policy, |context| {
-            let (conn, may_go) = (&mut conn, may_go);
-            async move {
-                let key = context.key();
-                let step = context.step_of("book", Effect::Transactional).input(&1);
-                step.beside(conn, move |tx, _step| {
-                    add_effect(tx, key);
-                    entered.send(()).unwrap();
-                    may_go.recv().unwrap();
-                    Ok("booked by the first".to_owned())
-                })
-                .await
-            }
-        });
-        outcome.await
-    });
-    tokio::task::spawn_blocking(move || has_entered.recv().unwrap()).await.unwrap();
-    let ledger = taskonce::open(&place.url()).unwrap();
-    ledger.clear(&task.key, By { who: "ada", why: "it must run anew" }).await.unwrap();
-    let (place, shop, calls) = (Arc::new(place), Arc::new(shop), Arc::new(AtomicU32::new(0)));
-    let new = tokio::spawn({
-        let (place, shop, calls, task) = (Arc::clone(&place), Arc::clone(&shop), Arc::clone(&calls), task.clone());
-        async move { run(&place, &task, &shop, 1, &calls).await }
-    });
-    let began = std::time::Instant::now();
-    // The new one is in its step, whose transaction waits for the first one's, or about to begin it.
-    while ledger.show(&task.key).await.unwrap().is_none() {
-        assert!(began.elapsed() < WAIT_MAX, "nobody claims the task");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    go.send(()).unwrap();
-    let new = new.await.unwrap();
-    assert_eq!(ran(new).0, "booked by the first");
-    assert!(matches!(stale.await.unwrap().unwrap(), Outcome::ClaimLost { .. }));
-    assert_eq!((calls.load(Ordering::SeqCst), shop.count("effect"), shop.count("taskonce_step")), (0, 1, 1));
-}
-
-#[tokio::test]
-async fn a_step_whose_row_has_another_input_parks_the_task() {
-    let (place, shop, task) = (InFile::new(), Shop::new(), task("a"));
-    let calls = AtomicU32::new(0);
-    ran(run(&place, &task, &shop, 1, &calls).await);
-    // The record goes, the row stays: it decides.
-    let ledger = taskonce::open(&place.url()).unwrap();
-    ledger.clear(&task.key, By { who: "ada", why: "to see what follows" }).await.unwrap();
-    let (failure, record) = failed(run(&place, &task, &shop, 2, &calls).await);
-    assert_eq!((failure.class, record.state), (FailureClass::StepChanged, State::Parked));
-    assert!(failure.message.contains("`book` took effect with input"), "{failure:?}");
-    assert_eq!((calls.into_inner(), shop.count("effect")), (1, 1));
-}
-
-#[tokio::test]
-async fn a_step_without_its_table_runs_nothing_and_says_which_command_makes_it() {
-    let (place, shop, task) = (InFile::new(), Shop::without_table(), task("a"));
-    let calls = AtomicU32::new(0);
-    let (failure, _) = failed(run(&place, &task, &shop, 1, &calls).await);
-    assert!(failure.message.contains("no table `taskonce_step`"), "{failure:?}");
-    assert!(failure.message.contains(&format!("`taskonce migrate --steps --store {}`", shop.url())), "{failure:?}");
-    assert_eq!((calls.load(Ordering::SeqCst), shop.count("effect")), (0, 0));
-    let table = "taskonce_step".to_owned();
-    for made in [
-        Migration::Migrated { schema: table.clone(), from: 0, to: 1 },
-        Migration::UpToDate { schema: table.clone(), version: 1 },
-    ] {
-        assert_eq!(taskonce::migrate_steps(&shop.url()).await.unwrap(), made);
-    }
-    ran(run(&place, &task, &shop, 1, &calls).await);
-    assert_eq!((calls.into_inner(), shop.count("effect")), (1, 1));
-    let version: i32 = shop.open().pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-    assert_eq!(version, 7, "the file stays its program's own");
-}
-
 #[tokio::test]
 async fn a_table_of_another_kind_and_a_missing_file_are_told() {
     let shop = Shop::without_table();
@@ -274,49 +140,40 @@ async fn a_table_of_another_kind_and_a_missing_file_are_told() {
     assert!(!shop.0.path().join("other.db").exists());
 }
 
-/// Each leaves neither effect nor row, and a later run takes effect.
 #[tokio::test]
-async fn a_step_that_fails_leaves_neither_its_effect_nor_its_row() {
-    #[derive(Clone, Copy, Debug)]
-    enum Way {
-        Fails,
-        TooLarge,
-        RollsBack,
-    }
-    let (place, shop) = (InFile::new(), Shop::new());
-    for (way, said) in [
-        (Way::Fails, "no seat"),
-        (Way::TooLarge, "bytes of output"),
-        (Way::RollsBack, "was over before its code returned"),
+async fn a_step_whose_code_ends_its_transaction_leaves_neither_its_effect_nor_its_row() {
+    let (place, shop, task) = (InFile::new(), Shop::new(), task("a"));
+    let mut conn = shop.open();
+    let outcome = play(&place, &task, |context| {
+        let conn = &mut conn;
+        async move {
+            let key = context.key();
+            let step = context.step_of("book", Effect::Transactional);
+            step.beside(conn, |tx, _step| {
+                add_effect(tx, key);
+                tx.execute_batch("ROLLBACK")?;
+                Ok(String::new())
+            })
+            .await
+        }
+    });
+    let (failure, record) = failed(outcome.await);
+    assert!(failure.message.contains("was over before its code returned"), "{failure:?}");
+    assert_eq!((shop.count("effect"), shop.count("taskonce_step"), record.steps.len()), (0, 0, 0));
+}
+
+#[tokio::test]
+async fn the_table_is_made_once_and_the_file_stays_its_programs_own() {
+    let shop = Shop::without_table();
+    let table = "taskonce_step".to_owned();
+    for made in [
+        Migration::Migrated { schema: table.clone(), from: 0, to: 1 },
+        Migration::UpToDate { schema: table.clone(), version: 1 },
     ] {
-        let (task, mut conn) = (task(&format!("{way:?}")), shop.open());
-        let outcome = play(&place, &task, |context| {
-            let conn = &mut conn;
-            async move {
-                let key = context.key();
-                let step = context.step_of("book", Effect::Transactional);
-                step.beside(conn, |tx, _step| {
-                    add_effect(tx, key);
-                    match way {
-                        Way::Fails => Err(Failure::retryable("no seat")),
-                        Way::TooLarge => Ok("x".repeat(2 * 1024 * 1024)),
-                        Way::RollsBack => {
-                            tx.execute_batch("ROLLBACK")?;
-                            Ok(String::new())
-                        }
-                    }
-                })
-                .await
-            }
-        });
-        let (failure, record) = failed(outcome.await);
-        assert!(failure.message.contains(said), "{way:?}: {failure:?}");
-        let left = (shop.count("effect"), shop.count("taskonce_step"), record.steps.len());
-        assert_eq!(left, (0, 0, 0), "{way:?}");
+        assert_eq!(taskonce::migrate_steps(&shop.url()).await.unwrap(), made);
     }
-    let (calls, task) = (AtomicU32::new(0), task("Fails"));
-    ran(run(&place, &task, &shop, 1, &calls).await);
-    assert_eq!((calls.into_inner(), shop.count("effect"), shop.count("taskonce_step")), (1, 1, 1));
+    let version: i32 = shop.open().pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+    assert_eq!((version, shop.count("taskonce_step")), (7, 0));
 }
 
 #[tokio::test]

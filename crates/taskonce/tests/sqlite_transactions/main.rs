@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
+#[path = "../shops/sqlite.rs"]
+mod shop;
 mod beside;
 mod kills;
 mod rules;

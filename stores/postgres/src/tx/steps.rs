@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use taskonce_core::error::{Error, ErrorKind, Result};
 use taskonce_core::key::Key;
-use taskonce_core::record::Output;
+use taskonce_core::record::{Failure, Output};
 use taskonce_core::step::StepRow;
 use tokio::time::timeout;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Row, Transaction};
+use tokio_postgres::{Client, Row, Transaction};
 
 use crate::connect::{Connection, Dial, Schema};
 use crate::fault::Fault;
-use crate::joint::{Meaning, Met, SILENCE_MIN, at_most};
+use crate::joint::{Meaning, Met, SESSION, SILENCE_MIN, at_most};
 use crate::migrate::{LOCK, MIGRATION_MAX, Migrated, check, one, quoted_role};
 use crate::tx;
 use crate::url::Settings;
@@ -56,7 +56,8 @@ pub const STEP_WRITE: &str = "update taskonce_step set output = $3, output_type 
 
 /// The first statement of all: marks the transaction, and bounds how long it waits for a lock and how long it may be silent: for
 /// a lease, at least 5 s, unless the session's own limits are shorter. Its commit waits for the disk, whatever the session says: the
-/// ledger will hold that the step took effect.
+/// ledger will hold that the step took effect. Its row has in column 4 the session's process id (`int4`), and in column 5 when the
+/// transaction began, in microseconds since 1970 (`int8`): both name what may have to be cancelled.
 #[must_use]
 pub fn step_limits_sql(lease: Duration) -> String {
     let limit = lease.max(SILENCE_MIN).as_millis();
@@ -64,10 +65,49 @@ pub fn step_limits_sql(lease: Duration) -> String {
         "select set_config('taskonce.step', pg_current_xact_id()::text, true),
                 set_config('lock_timeout', {}, true),
                 set_config('idle_in_transaction_session_timeout', {}, true),
-                set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)",
+                set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true),
+                {SESSION}",
         at_most("current_setting('lock_timeout')", limit),
         at_most("current_setting('idle_in_transaction_session_timeout')", limit)
     )
+}
+
+/// Asked before the transaction is begun, each on its own: the first sets what ends with the transaction that it stands in, and the
+/// second says whether it is still set. Then somebody's transaction is open on the connection, and a step must not join it.
+pub const OPEN_MARK: &str = "select set_config('taskonce.open', 'yes', true)";
+/// The second.
+pub const OPEN_READ: &str = "select coalesce(current_setting('taskonce.open', true), '') = 'yes'";
+
+/// Demands that no transaction is open on the connection of a step, and leaves one that is as it was. For drivers.
+///
+/// # Errors
+/// [`ErrorKind::WrongState`] where one is open; what the server answered, and what that means.
+pub async fn check_no_transaction(client: &Client, key: &Key, name: &str) -> Result<(), Met> {
+    // Sent in this order, without waiting for one another: one round trip.
+    let (marked, open) = tokio::join!(biased; client.query_typed(OPEN_MARK, &[]), client.query_typed(OPEN_READ, &[]));
+    let met = |error| met_at_open(key, name, tx::met(key, &error));
+    marked.map_err(met)?;
+    let rows = open.map_err(met)?;
+    match rows.first().map(|row| row.try_get(0)).transpose().map_err(met)? {
+        Some(true) => Err(transaction_is_open(key, name)),
+        Some(false) | None => Ok(()),
+    }
+}
+
+/// What an error of those two means: a transaction that has failed is open, too.
+fn met_at_open(key: &Key, name: &str, met: Met) -> Met {
+    if met.meaning == Meaning::Aborted { transaction_is_open(key, name) } else { met }
+}
+
+/// What it means that a transaction is open on the connection of a step.
+#[must_use]
+pub fn transaction_is_open(key: &Key, name: &str) -> Met {
+    let what =
+        format!("a transaction is open on the connection of step `{name}`, which would not commit by itself there");
+    let error = Error::new(ErrorKind::WrongState, what).about(format!("task `{key}`")).with_hint(
+        "commit or roll back before the step, or give it another connection; one that a pool lent so is to be closed",
+    );
+    Met { meaning: Meaning::Unusable, error }
 }
 
 /// What an error of the statements on the table means: one that is missing is told with how to make it.
@@ -146,15 +186,21 @@ fn step_row(row: &Row) -> Result<StepRow, tokio_postgres::Error> {
 /// # Errors
 /// [`ErrorKind::WrongState`] where that transaction is over; what the server answered, and what that means.
 pub async fn end_step(tx: &Transaction<'_>, key: &Key, name: &str, output: &Output) -> Result<(), Met> {
-    let (bytes, content_type) = match output {
-        Output::Kept { content_type, bytes } => (Some(bytes.as_slice()), Some(content_type.as_str())),
-        Output::Nothing | Output::Dropped(_) => (None, None),
-    };
+    let (bytes, content_type) = step_output(output);
     let operation = key.as_str();
     let row: [(&(dyn ToSql + Sync), Type); 4] =
         [(&operation, Type::TEXT), (&name, Type::TEXT), (&bytes, Type::BYTEA), (&content_type, Type::TEXT)];
     let written = tx.execute_typed(STEP_WRITE, &row).await.map_err(|error| met_at_step(key, tx::met(key, &error)))?;
     if written == 1 { Ok(()) } else { Err(step_is_over(key, name)) }
+}
+
+/// What [`STEP_WRITE`] takes of an output: its bytes, and what they are.
+#[must_use]
+pub fn step_output(output: &Output) -> (Option<&[u8]>, Option<&str>) {
+    match output {
+        Output::Kept { content_type, bytes } => (Some(bytes), Some(content_type)),
+        Output::Nothing | Output::Dropped(_) => (None, None),
+    }
 }
 
 /// What it means that [`STEP_WRITE`] changed no row.
@@ -165,6 +211,47 @@ pub fn step_is_over(key: &Key, name: &str) -> Met {
         .about(format!("task `{key}`"))
         .with_hint("neither commit nor roll back by a statement of your own: return from the step instead");
     Met { meaning: Meaning::Refused, error }
+}
+
+/// The failure of a step that could not begin: nothing of it has run.
+#[must_use]
+pub fn step_not_begun(met: &Met) -> Failure {
+    Failure::retryable(told(met)).nothing_happened()
+}
+
+/// The failure of a step that other runs of it came before, each time that it was begun.
+#[must_use]
+pub fn step_overtaken(name: &str) -> Failure {
+    Failure::retryable(format!("step `{name}` was overtaken each time by other runs of it")).nothing_happened()
+}
+
+/// The failure of a step whose value could not be written into its row.
+#[must_use]
+pub fn step_not_ended(met: &Met, name: &str) -> Failure {
+    match met.meaning {
+        Meaning::Aborted => Failure::retryable(format!(
+            "a statement of step `{name}` failed, and its code went on: the transaction could not commit"
+        )),
+        Meaning::Again
+        | Meaning::Broken
+        | Meaning::Lost
+        | Meaning::Refused
+        | Meaning::RolledBack
+        | Meaning::Unusable => Failure::retryable(told(met)),
+    }
+}
+
+/// The failure of a step whose commit has no answer.
+#[must_use]
+pub fn step_not_answered(met: &Met, name: &str) -> Failure {
+    Failure::retryable(format!(
+        "the commit of step `{name}` was not answered, and the next run finds its row or runs it: {}",
+        met.error
+    ))
+}
+
+fn told(met: &Met) -> String {
+    format!("{}: {}", met.error, met.error.hint())
 }
 
 /// The SQL that makes the table, in a schema or where the `search_path` says. Safe to run again.
