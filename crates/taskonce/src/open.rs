@@ -228,7 +228,7 @@ pub async fn migrate(url: &str) -> Result<Migration> {
 /// named. `None` where nothing is to be done.
 ///
 /// # Errors
-/// [`ErrorKind::BadUrl`].
+/// [`ErrorKind::BadUrl`]; [`ErrorKind::Unsupported`] for a role in a store that has none.
 pub fn migration_sql(url: &str, role: Option<&str>) -> Result<Option<String>> {
     let (url, _front) = front::split(url)?;
     match known(&url)? {
@@ -241,10 +241,10 @@ pub fn migration_sql(url: &str, role: Option<&str>) -> Result<Option<String>> {
             }
             Ok(Some(sql))
         }
-        _ => {
-            let _ = role; // for a store that has roles
-            Ok(None)
-        }
+        _ if role.is_some() => Err(Error::new(ErrorKind::Unsupported, "this store has no roles to grant anything to")
+            .about("the store")
+            .with_hint("name the PostgreSQL store, `--store postgres://…`, or leave the role out")),
+        _ => Ok(None),
     }
 }
 

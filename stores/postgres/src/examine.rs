@@ -248,7 +248,7 @@ async fn rights(connection: &Connection, schema: &str) -> Result<Finding, Fault>
             Level::Fault,
             "rights",
             format!("this user lacks {}", missing.join(", ")),
-            "`taskonce migrate --print --grant-to ROLE` prints the grants that a user of the store needs",
+            "`taskonce migrate --store URL --print --grant-to ROLE` prints the grants that a user of the store needs",
         )
     })
 }

@@ -186,7 +186,7 @@ impl Fault {
                 .hint("run `taskonce migrate` with the same store URL, as a user who may make a schema")
         } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
             new(ErrorKind::Denied, format!("the user lacks a right: {said}"))
-                .hint("`taskonce migrate --print --grant-to ROLE` prints the grants that a user of the store needs")
+                .hint("`taskonce migrate --store URL --print --grant-to ROLE` prints the grants that a user of the store needs")
         } else if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
             new(ErrorKind::ReadOnly, format!("the server takes no writes: {said}"))
                 .hint("it is a standby, or this user or database is read-only: name the primary in the URL")

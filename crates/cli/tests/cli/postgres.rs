@@ -94,6 +94,19 @@ fn the_table_for_steps_is_printed_with_the_grants_of_a_role() {
 }
 
 #[test]
+fn grants_are_refused_where_no_role_could_have_them() {
+    for store in [&[][..], &["--store", "redis://127.0.0.1:1"]] {
+        let refused = Desk::new().say(&[&["migrate", "--print", "--grant-to", "worker"], store].concat());
+        assert_eq!((refused.code, &*refused.stdout), (78, &b""[..]), "{}", refused.stderr);
+        assert!(
+            refused.stderr.contains("hint: name the PostgreSQL store, `--store postgres://…`"),
+            "{}",
+            refused.stderr
+        );
+    }
+}
+
+#[test]
 fn stores_that_make_what_they_need_have_nothing_to_migrate() {
     let desk = Desk::new();
     assert!(desk.say(&["migrate"]).text().contains("nothing is to be done"));
