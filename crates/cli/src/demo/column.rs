@@ -33,9 +33,9 @@ impl Column {
     /// Its head in the table.
     pub(crate) fn title(self) -> &'static str {
         match self {
-            Column::Recipe => "usual recipe\n(mark, TTL, drop)",
-            Column::Repeatable => "taskonce\nrepeatable effect",
-            Column::Keyed => "taskonce\nkeyed effect",
+            Column::Recipe => "usual recipe\n(mark, drop)",
+            Column::Repeatable => "taskonce\nrepeatable",
+            Column::Keyed => "taskonce\nkeyed",
             Column::Transactional => "taskonce\ntransactional",
         }
     }

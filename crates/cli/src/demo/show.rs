@@ -241,9 +241,16 @@ mod tests {
     #[test]
     fn the_table_shows_every_count_of_every_column() {
         let table = table(&[ran(Column::Recipe, 13, 17), ran(Column::Keyed, 0, 0)]);
-        for part in ["usual recipe", "keyed effect", "196", "13", "17", "1.07", "4.3", "30", "15"] {
+        for part in ["usual recipe", "keyed", "196", "13", "17", "1.07", "4.3", "30", "15"] {
             assert!(table.contains(part), "{part} in\n{table}");
         }
+    }
+
+    #[test]
+    fn the_table_fits_a_terminal_of_80_columns() {
+        let table = table(&Column::ALL.map(|column| ran(column, 99_000, 0)));
+        let widest = table.lines().map(|line| line.chars().count()).max();
+        assert!(widest.is_some_and(|columns| columns <= 80), "{widest:?}\n{table}");
     }
 
     /// The sentences, whatever the width.
