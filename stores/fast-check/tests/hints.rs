@@ -661,4 +661,5 @@ async fn the_faults_of_a_front_are_no_faults() {
     let findings = scene.process("a").fast.examine().await;
     let front: Vec<_> = findings.iter().filter(|found| found.subject.starts_with("front: ")).collect();
     assert!(!front.is_empty() && front.iter().all(|found| found.level == Level::Fine), "{front:?}");
+    assert!(front.iter().any(|found| found.text.contains("no task: the database decides")), "{front:?}");
 }
