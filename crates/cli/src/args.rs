@@ -29,8 +29,9 @@ pub(crate) struct Cli {
 /// What every subcommand takes.
 #[derive(Debug, Args)]
 pub(crate) struct Common {
-    /// Where records are kept: `sqlite:/path/tasks.db`, `redis://host:6379/0`, `redis+sentinel://` or `redis+cluster://`;
-    /// without it TASKONCE_STORE says it, or it is a SQLite file in your state folder
+    /// Where records are kept: `sqlite:/path/tasks.db`, `postgres://user@host/database`, `redis://host:6379/0`,
+    /// `redis+sentinel://…` or `redis+cluster://…`; the first two with `?front=redis://…` have a Redis in front that answers
+    /// duplicates. Without it TASKONCE_STORE says it, or it is a SQLite file in your state folder
     #[arg(long, global = true, help_heading = "Everywhere", value_name = "URL")]
     pub(crate) store: Option<String>,
     /// Write results as JSON to stdout
@@ -345,7 +346,8 @@ Tasks that are running, waiting, dead or parked are few among many that are done
 looks where it lists them. On Redis that is a list beside the records: it has what failed, died or was parked, and what runs
 since its first heartbeat, which comes after a third of the lease; it may miss what a process wrote right before it was
 killed, what a failover forgot, and what a version of taskonce without lists left. `--all` looks at every record instead,
-and adds to the lists what they miss. On SQLite, without a state, and with `--state done`, it is the same as `--all`.";
+and adds to the lists what they miss. On SQLite and PostgreSQL, without a state, and with `--state done`,
+it is the same as `--all`.";
 
 /// The arguments of `list`.
 #[derive(Debug, Args)]
@@ -500,7 +502,7 @@ pub(crate) struct MigrateArgs {
     /// Only print the SQL, for those who run migrations themselves
     #[arg(long)]
     pub(crate) print: bool,
-    /// Print the grants that this role needs to use the store (or the table) too
+    /// Print the grants that this role needs to use the store (or the table) too; only PostgreSQL has roles
     #[arg(long, value_name = "ROLE", requires = "print")]
     pub(crate) grant_to: Option<String>,
 }

@@ -122,7 +122,7 @@ fn describe(key: &Key, found: &Found) -> String {
         lines.add("ran for", &spell(record.ran_for));
     }
     if record.state == State::Done {
-        lines.add("output", &view::output(&record.output));
+        lines.add("output", &kept_output(found));
     }
     if let Some(failure) = &record.failure {
         lines.add("last failure", &format!("it {}: {}", view::class(failure.class), view::failure(failure)));
@@ -130,7 +130,7 @@ fn describe(key: &Key, found: &Found) -> String {
     if record.state.is_final() {
         let left = found.age.left_of(record.retention);
         let left = if left.is_zero() { "until the next purge".to_owned() } else { format!("{} more", spell(left)) };
-        lines.add("kept for", &left);
+        lines.add("record stays", &left);
     }
     lines.add("fingerprint", &record.fingerprint.to_string());
     lines.add("downstream", &key.downstream("").to_string());
@@ -155,6 +155,18 @@ fn describe(key: &Key, found: &Found) -> String {
         let _ = writeln!(text, "\nhint: {advice}");
     }
     text
+}
+
+/// What is kept of the output, and how long. A store may keep it as long as its record, so its own retention is the least.
+fn kept_output(found: &Found) -> String {
+    let record = &*found.record;
+    let left = found.age.left_of(record.output_retention.min(record.retention));
+    match &record.output {
+        Output::Kept { .. } if !left.is_zero() => {
+            format!("{}, for at least {} more", view::output(&record.output), spell(left))
+        }
+        Output::Kept { .. } | Output::Nothing | Output::Dropped(_) => view::output(&record.output),
+    }
 }
 
 fn absent(key: &Key, cleared: Option<&Found>, task: &OneTask) -> String {

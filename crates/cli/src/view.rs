@@ -97,7 +97,8 @@ pub(crate) fn advice(key: &Key, record: &Record) -> String {
         ),
         State::Parked => format!(
             "look at the effect, then `taskonce resolve {key} --done --reason …` or `--not-done`; \
-             `taskonce redrive {key}` runs it again"
+             `taskonce redrive {key}` runs it again{}",
+            if record.effect == Effect::Unrepeatable { ", and its effect may happen twice" } else { "" }
         ),
     }
 }
