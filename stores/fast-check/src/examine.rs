@@ -33,7 +33,8 @@ pub(crate) async fn findings(inner: &Arc<Inner>) -> Vec<Finding> {
 
 /// The front holds hints. That it forgets or evicts them is its right, and nothing of it endangers a task.
 fn of_the_front(found: Finding) -> Finding {
-    let is_about_keeping = ["evict", "persist", "durab", "replicat"].iter().any(|part| found.subject.contains(part));
+    let is_about_keeping =
+        ["evict", "persist", "durab", "replicat", "flush"].iter().any(|part| found.subject.contains(part));
     let (level, text, hint) = match found.level {
         Level::Fine => (Level::Fine, found.text, found.hint),
         // What is said of a store of records is untrue of a front: it forgets no task.
@@ -81,4 +82,19 @@ fn breaker(inner: &Inner) -> Finding {
 
 fn finding(level: Level, subject: &str, text: impl Into<String>, hint: &str) -> Finding {
     Finding { level, subject: subject.into(), text: text.into(), hint: hint.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_forgets_tasks_of_a_store_forgets_only_hints_of_a_front() {
+        for subject in ["persistence", "eviction policy", "flush"] {
+            let front = of_the_front(finding(Level::Warning, subject, "it forgets every task", "guard it"));
+            assert_eq!((front.level, &*front.text, &*front.hint), (Level::Fine, LOSES_HINTS, ""), "{subject}");
+        }
+        let away = of_the_front(finding(Level::Fault, "writing", "refused", "repair it"));
+        assert_eq!((away.level, &*away.text, &*away.hint), (Level::Warning, "refused", "repair it"));
+    }
 }
