@@ -528,18 +528,18 @@ fn is_end(record: &Record, intent: &Record) -> bool {
         && (&record.history, record.history_dropped) == (&intent.history, intent.history_dropped)
 }
 
-/// Releases a claim by its id, where nobody knows whether it was stored. Says whether it is released; where it is not there,
-/// it may still come.
+/// Releases a claim by its id, where nobody knows whether it was stored. Says whether that is settled: it is released, or the task
+/// has ended by another's claim, and this one can replace that no more. Where neither is so, it may still come.
 ///
 /// # Errors
 /// The store's; ask again.
 pub async fn release_by_claim(store: &dyn Store, host: &dyn Host, key: &Key, claim: ClaimId) -> Result<bool> {
     let mut found = store.load(key).await?;
     for _ in 0..ADOPT_MAX {
-        let Some(held) = found.filter(|found| found.record.state == State::Running && found.record.claim == claim)
-        else {
-            return Ok(false);
-        };
+        let Some(held) = found else { return Ok(false) };
+        if held.record.state != State::Running || held.record.claim != claim {
+            return Ok(held.record.state.is_final());
+        }
         let next = decide::release(&held.record, stamp(host));
         match store.swap(key, Expected::Record(&held.record), Next::Keep(&next)).await? {
             Swap::Stored(_) => return Ok(true),

@@ -28,8 +28,9 @@ const BATCH_MAX: usize = 1000;
 /// The most bytes of records that one statement carries, but for its first: they are in memory several times while it is
 /// made, and a batch that takes longer than a call's time does nothing.
 const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// The most calls that may wait.
+/// The most calls that may wait, and the most bytes that they may carry but for the first.
 const QUEUE_MAX: usize = 100_000;
+const QUEUE_BYTES_MAX: usize = 256 * 1024 * 1024;
 /// How many calls that wait go without waiting longer for the statements that are on their way: where the server is far, many
 /// calls must not take turns.
 const GATHERED_MIN: usize = 8;
@@ -79,6 +80,8 @@ pub(crate) struct Desk<L: Line> {
 
 struct Queue<L: Line> {
     waiting: VecDeque<Waiting<L>>,
+    /// What they carry.
+    bytes: usize,
     /// Senders that are under way; each sees to those who came meanwhile.
     under_way: usize,
     /// When the last of them took what it sends.
@@ -94,7 +97,7 @@ struct Waiting<L: Line> {
 
 impl<L: Line> Default for Desk<L> {
     fn default() -> Desk<L> {
-        Desk { queue: Mutex::new(Queue { waiting: VecDeque::new(), under_way: 0, left: Instant::now() }) }
+        Desk { queue: Mutex::new(Queue { waiting: VecDeque::new(), bytes: 0, under_way: 0, left: Instant::now() }) }
     }
 }
 
@@ -137,11 +140,10 @@ pub(crate) async fn ask<L: Line>(
     let (reply, answer) = oneshot::channel();
     {
         let mut queue = lock(&L::desk(here).queue);
-        if queue.waiting.len() >= QUEUE_MAX {
-            let fault = Fault::new(ErrorKind::TimedOut, format!("{QUEUE_MAX} calls wait already"));
-            return Err(inner.error(fault));
+        if !queue.push(Waiting { key: key.clone(), line, reply }) {
+            let what = format!("{} calls with {} bytes wait already", queue.waiting.len(), queue.bytes);
+            return Err(inner.error(Fault::new(ErrorKind::TimedOut, what)));
         }
-        queue.waiting.push_back(Waiting { key: key.clone(), line, reply });
     }
     Sender::<L>::begin_if_needed(inner, here);
     let mut answer = pin!(answer);
@@ -161,6 +163,17 @@ pub(crate) async fn ask<L: Line>(
 }
 
 impl<L: Line> Queue<L> {
+    /// Lets one more wait, if there is room.
+    fn push(&mut self, waiting: Waiting<L>) -> bool {
+        let bytes = self.bytes + waiting.line.bytes();
+        let has_room = self.waiting.is_empty() || (self.waiting.len() < QUEUE_MAX && bytes <= QUEUE_BYTES_MAX);
+        if has_room {
+            self.bytes = bytes;
+            self.waiting.push_back(waiting);
+        }
+        has_room
+    }
+
     /// Whether one more is to send those that wait.
     fn admit_sender(&mut self) -> bool {
         let are_many = !L::SHARED && self.waiting.len() >= GATHERED_MIN && self.under_way < UNDER_WAY_MAX;
@@ -182,6 +195,7 @@ impl<L: Line> Queue<L> {
             && let Some(waiting) =
                 self.waiting.pop_front_if(|next| batch.is_empty() || bytes + next.line.bytes() <= BATCH_BYTES_MAX)
         {
+            self.bytes -= waiting.line.bytes();
             if waiting.reply.is_closed() {
                 continue;
             }
@@ -198,6 +212,7 @@ impl<L: Line> Queue<L> {
             }
         }
         while let Some(waiting) = later.pop_back() {
+            self.bytes += waiting.line.bytes();
             self.waiting.push_front(waiting);
         }
         batch
@@ -262,6 +277,7 @@ impl<L: Line> Drop for Sender<L> {
             // The runtime has ended. The callers are told that nobody answers.
             let mut queue = lock(&L::desk(&self.here).queue);
             queue.under_way -= 1;
+            queue.bytes = 0;
             queue.waiting.clear();
         }
     }
@@ -359,11 +375,25 @@ mod tests {
         for (number, size) in sizes.into_iter().enumerate() {
             let (reply, answer) = oneshot::channel();
             let key = handler.key(&number.to_string()).unwrap();
-            lock(&desk.queue).waiting.push_back(Waiting { key, line: Load(size), reply });
+            lock(&desk.queue).push(Waiting { key, line: Load(size), reply });
             answers.push(answer);
         }
         let taken: Vec<usize> = std::iter::repeat_with(|| lock(&desk.queue).take().len()).take(4).collect();
         assert_eq!(taken, [1, 2, 2, 0], "of {} calls", answers.len());
+    }
+
+    #[test]
+    fn calls_that_carry_too_much_are_refused_and_not_kept() {
+        let key = Handler::new("h", "1").unwrap().key("a").unwrap();
+        let desk = Desk::default();
+        let mut queue = lock(&desk.queue);
+        let mut push = |bytes| {
+            let (reply, _) = oneshot::channel();
+            queue.push(Waiting { key: key.clone(), line: Load(bytes), reply })
+        };
+        assert!(push(QUEUE_BYTES_MAX + 1), "the first always");
+        assert!(!push(1));
+        assert!(queue.take().is_empty() && queue.bytes == 0, "its caller has gone");
     }
 
     #[test]
@@ -374,7 +404,7 @@ mod tests {
         let mut starts = Vec::new();
         for number in 1..=UNDER_WAY_MAX + GATHERED_MIN {
             let (reply, _) = oneshot::channel();
-            queue.waiting.push_back(Waiting { key: key.clone(), line: Load(1), reply });
+            queue.push(Waiting { key: key.clone(), line: Load(1), reply });
             if queue.admit_sender() {
                 starts.push(number);
             }
@@ -391,7 +421,7 @@ mod tests {
         let mut answers = Vec::new();
         for _ in 0..5 {
             let (reply, answer) = oneshot::channel();
-            lock(&desk.queue).waiting.push_back(Waiting { key: key.clone(), line: Load(1), reply });
+            lock(&desk.queue).push(Waiting { key: key.clone(), line: Load(1), reply });
             answers.push(answer);
         }
         assert_eq!(lock(&desk.queue).take().len(), 1);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use taskonce_core::decide::{self, Answer, Ask, ClaimStep, Stamp};
-use taskonce_core::held::Renewal;
+use taskonce_core::held::{Renewal, release_by_claim};
 use taskonce_core::policy::{Effect, Policy};
 use taskonce_core::record::{ClaimId, EventKind, Failure, FailureClass, Output, State, Token, WallTime};
 use taskonce_core::store::{Expected, Next};
@@ -140,7 +140,11 @@ pub(super) async fn a_release_by_claim_id_leaves_other_claims_alone(stage: Stage
     let claim = run(b.claim(&task, &policy).await);
     a.work().await;
     assert_eq!(load(&stage, &task.key).await.record.claim, claim.held().claim_id());
+    let late = async || release_by_claim(stage.store(), &*a.host, &task.key, ClaimId::from(77)).await.unwrap();
+    assert!(!late().await, "one that is on its way may still take over");
     recorded(claim.complete(Output::Nothing).await);
+    // Each dropped duplicate of a done task was looked for a dozen times.
+    assert!(late().await, "nothing takes over what is done");
     a.work().await;
     seen(a.claim(&task, &policy).await, "replay");
 }

@@ -79,7 +79,7 @@ async fn heartbeats_pass_over_what_a_transaction_holds_and_do_not_wait_for_it() 
 async fn ends_at_once_pass_over_what_a_transaction_holds_and_do_not_wait_for_it() {
     let place = Place::direct().await;
     for locked in [0, 9] {
-        let (store, client) = (place.store_with("timeout=30s&lock_timeout=20s"), place.client().await);
+        let (store, client) = (place.store_with("timeout=30s&lock_timeout=20s&connections=1"), place.client().await);
         let keys: Vec<_> = (0..20).map(|number| key(&format!("k-{locked}-{number}"))).collect();
         let mut held = Vec::new();
         for (number, key) in keys.iter().enumerate() {
@@ -169,7 +169,7 @@ async fn claims_at_once_do_not_fail_with_one_whose_row_another_is_making() {
 async fn a_claim_that_waits_for_a_row_that_another_is_making_holds_up_no_other() {
     let place = Place::direct().await;
     for locked in [0, 9] {
-        let (store, client) = (place.store_with("timeout=30s&lock_timeout=20s"), place.client().await);
+        let (store, client) = (place.store_with("timeout=30s&lock_timeout=20s&connections=1"), place.client().await);
         let keys: Vec<_> = (0..20).map(|number| key(&format!("k-{locked}-{number}"))).collect();
         let first = key(&format!("first-{locked}"));
         claim(&store, &first, &running(1)).await;
