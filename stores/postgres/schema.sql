@@ -1,8 +1,8 @@
 -- The schema of a taskonce store, version 1. A later version is a further step, never a change of this file.
 
 -- One row a task. The columns decide: token, fence, state and output are what they say here; the body has the rest.
--- No check constraints: the server reads each again for every row that is written, and eight of them made a claim a third
--- dearer. What is not a record is found when it is read, and a purge takes only what is final.
+-- No check constraints: the server reads each again for every row that is written. What is not a record is found when it is
+-- read, and a purge takes only what is final.
 create table {schema}.task (
     key              text collate "C" primary key,  -- namespace/handler@version/id
     state            smallint    not null,          -- 1 running, 2 waiting, 3 done, 4 dead, 5 parked

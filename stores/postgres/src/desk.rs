@@ -245,7 +245,7 @@ impl<L: Line> Sender<L> {
                 return;
             }
             match batch.pop_first() {
-                Some((key, only)) if batch.is_empty() && only.line.alone().is_some() => {
+                Some((key, only)) if batch.is_empty() && !L::SHARED => {
                     send_one(&self.inner, &self.here, &key, only).await;
                 }
                 Some((key, first)) => {
