@@ -18,6 +18,16 @@ pub(crate) fn url(chosen: Option<&str>) -> Result<String> {
     named(chosen)?.map_or_else(default_url, Ok)
 }
 
+/// The URL of the store of a table of routes: `--store`, then TASKONCE_STORE, then what the table says, then the default.
+#[expect(dead_code, reason = "what takes a table of routes and a store comes next")]
+pub(crate) fn of_table(chosen: Option<&str>, table: Option<&str>) -> Result<String> {
+    match (named(chosen)?, table) {
+        (Some(url), _) => Ok(url),
+        (None, Some(url)) => Ok(url.to_owned()),
+        (None, None) => default_url(),
+    }
+}
+
 /// The URL of the database that has the effects of steps. TASKONCE_STORE and the default name the ledger's.
 pub(crate) fn of_effects(chosen: Option<&str>) -> Result<String> {
     chosen.map(str::to_owned).ok_or_else(|| {

@@ -63,9 +63,59 @@ pub fn open(url: &str) -> Result<Arc<dyn Source>> {
     }
 }
 
+/// The same, by this name: that of the table of routes, `[sources.orders]`, which is the source's own.
+///
+/// # Errors
+/// Those of [`open`]; [`ErrorKind::BadUrl`] too where the URL gives another name.
+pub fn open_named(url: &str, name: &str) -> Result<Arc<dyn Source>> {
+    if url == "memory:" {
+        let host = SystemHost::new();
+        return Ok(Arc::new(MemorySource::new(name, MEMORY_VISIBILITY, move || host.uptime())));
+    }
+    let query = url.split_once('?').map(|(_, query)| query);
+    let source = if query.is_some_and(|query| query.split('&').any(|pair| pair.starts_with("name="))) {
+        open(url)?
+    } else {
+        let mark = if query.is_some() { '&' } else { '?' };
+        open(&format!("{url}{mark}name={}", encoded(name)))?
+    };
+    let own = &source.describe().name;
+    if **own != *name {
+        return Err(Error::new(ErrorKind::BadUrl, format!("its URL names it `{}`", own.escape_debug()))
+            .about(format!("source `{name}`"))
+            .with_hint("leave `name=` out of the URL"));
+    }
+    Ok(source)
+}
+
+fn encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-' | b'_' | b'~' => encoded.push(byte.into()),
+            other => encoded.push_str(&format!("%{other:02X}")),
+        }
+    }
+    encoded
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn a_source_has_the_name_that_the_table_gives_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", folder.path().join("queue").display());
+        for url in [url.clone(), format!("{url}?visibility=1s"), format!("{url}?name=orders"), "memory:".to_owned()] {
+            assert_eq!(&*open_named(&url, "orders").unwrap().describe().name, "orders", "{url}");
+        }
+        let Err(error) = open_named(&format!("{url}?name=others"), "orders") else { panic!("it has another name") };
+        assert!(error.to_string().contains("`others`"), "{error}");
+        let Err(error) = open_named(&url, "a b") else { panic!("no queue has such a name") };
+        assert!(error.to_string().contains("`a b`"), "{error}");
+    }
 
     #[test]
     fn a_url_of_no_source_is_refused_with_what_there_is() {

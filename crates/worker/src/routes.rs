@@ -7,6 +7,7 @@
 mod settings;
 mod fault;
 mod builder;
+mod command;
 mod resolve;
 mod check;
 mod file;
@@ -30,6 +31,7 @@ use taskonce_core::policy::Policy;
 pub use breaker::{Breaker, BreakerRules, BreakerState};
 pub use budget::{BudgetSnapshot, RETRIES_SAVED_MAX, RetryBudget};
 pub use builder::RoutesBuilder;
+pub use command::{COMMAND_NAMES, CommandRules, KILL_AFTER, Mode};
 pub use fault::{Fault, Refused};
 pub use gate::{Ended, Gate, GateSnapshot, Pass, Turn};
 pub use rate::{Limiter, RateRules, Start};
@@ -43,6 +45,9 @@ pub const ROUTES_MAX: usize = 100_000;
 /// The table of routes. It does not change; a new one is made for other settings.
 #[derive(Clone, Debug)]
 pub struct Routes {
+    store: Option<String>,
+    /// By the handler as senders name it.
+    commands: HashMap<Arc<str>, Arc<CommandRules>>,
     sources: Vec<SourceRules>,
     routes: Vec<Route>,
     /// By the source's name. A look-up is two hashes, and allocates nothing.
@@ -113,6 +118,18 @@ impl Routes {
         self.index.get(name).map(|place| &self.sources[place.at])
     }
 
+    /// The URL of the store, where the table names one.
+    #[must_use]
+    pub fn store(&self) -> Option<&str> {
+        self.store.as_deref()
+    }
+
+    /// The command that this handler is, named as its senders do (`charge@2`), where the table names one.
+    #[must_use]
+    pub fn command(&self, handler: &str) -> Option<&Arc<CommandRules>> {
+        self.commands.get(handler)
+    }
+
     /// What is allowed, but does not fit together; for a log line or a person.
     #[must_use]
     pub fn warnings(&self) -> &[Fault] {
@@ -178,6 +195,8 @@ impl Route {
 pub struct SourceRules {
     /// Its name, as the source describes itself.
     pub name: Arc<str>,
+    /// What opens it, where the table says that.
+    pub url: Option<String>,
     /// How long a delivery is its receiver's alone, unless extended.
     pub visibility: Option<Duration>,
     /// The longest that the broker still delivers what was sent: its own retention.
@@ -198,6 +217,7 @@ impl SourceRules {
     pub fn new(name: impl Into<Arc<str>>) -> SourceRules {
         SourceRules {
             name: name.into(),
+            url: None,
             visibility: None,
             redelivery_max: None,
             dead_letters_for: None,

@@ -7,7 +7,8 @@ use taskonce_core::ErrorKind;
 use taskonce_core::json::Fields;
 use taskonce_core::policy::{Effect, Policy};
 use taskonce_worker::routes::{
-    BreakerRules, Fault, Rate, RateRules, RouteId, Routes, Settings, SourceRules, StoreAway, WithoutKey,
+    BreakerRules, CommandRules, Fault, Mode, Rate, RateRules, RouteId, Routes, Settings, SourceRules, StoreAway,
+    WithoutKey,
 };
 
 fn seconds(seconds: u64) -> Duration {
@@ -234,7 +235,7 @@ lease = "1ms"
             "line 21: route ordres × charge: there is no source `ordres` | there is a source `orders`; else add `[sources.NAME]`",
             "line 22: route orders × chargee: there is no handler `chargee` | there is a handler `charge`; else add `[handlers.NAME]`",
             "line 24: route orders × mail: `lease` is 1ms; at least 500ms is needed | raise it: it has to outlast every pause of a worker, 30s is usual",
-            "line 25: there is no setting `other` | known here: defaults, sources, handlers, routes",
+            "line 25: there is no setting `other` | known here: store, defaults, sources, handlers, routes",
         ]
     );
 }
@@ -493,4 +494,114 @@ proptest! {
     fn no_text_makes_reading_a_table_panic(text in "(\\[|\\]|\"|=|\\.|\n|#|[a-z]{1,6}|none|sources|routes|[0-9]){0,40}") {
         let _read = Routes::from_toml(&text);
     }
+}
+
+#[test]
+fn a_file_names_its_store_its_sources_and_the_commands_of_its_handlers() {
+    let routes = Routes::from_toml(
+        r#"
+        store = "sqlite:tasks.db"
+        [sources.orders]
+        url = "sqlite:queue.db?visibility=10s"
+        [sources.imports]
+        [handlers.charge]
+        versions = ["1", "2"]
+        effect = "keyed"
+        command = ["./charge.sh", "--fast"]
+        kill_after = "2s"
+        environment = { REGION = "eu" }
+        [handlers."charge@2"]
+        command = ["python3", "charge.py"]
+        mode = "pool"
+        tasks_max = 1000
+        directory = "/srv/charge"
+        [handlers.mail]
+        effect = "repeatable"
+        [routes.orders.charge]
+        [routes.imports.mail]
+        "#,
+    )
+    .unwrap_or_else(|refused| panic!("{refused}"));
+    assert_eq!(routes.store(), Some("sqlite:tasks.db"));
+    assert_eq!(routes.source("orders").unwrap().url.as_deref(), Some("sqlite:queue.db?visibility=10s"));
+    assert_eq!(routes.source("imports").unwrap().url, None);
+    let environment = vec![("REGION".to_owned(), "eu".to_owned())];
+    let first = CommandRules {
+        kill_after: seconds(2),
+        environment: environment.clone(),
+        ..CommandRules::new(["./charge.sh", "--fast"])
+    };
+    let second = CommandRules {
+        mode: Mode::Pool,
+        kill_after: seconds(2),
+        tasks_max: Some(1000),
+        directory: Some("/srv/charge".into()),
+        environment,
+        ..CommandRules::new(["python3", "charge.py"])
+    };
+    assert_eq!(routes.command("charge@1").map(|rules| &**rules), Some(&first));
+    assert_eq!(routes.command("charge@2").map(|rules| &**rules), Some(&second));
+    assert_eq!(routes.command("mail@1"), None);
+    assert!(routes.warnings().is_empty(), "{:?}", routes.warnings());
+}
+
+#[test]
+fn what_is_wrong_with_a_command_or_a_url_is_told_when_it_is_loaded() {
+    let refused = refused(
+        "store = 'tasks.db'\n\
+         [sources.a]\n\
+         url = 'sqlite:queue.db?name=b'\n\
+         [sources.b]\n\
+         url = 7\n\
+         [sources.c]\n\
+         url = 'sqlite:queue.db?name=b'\n\
+         [handlers.charge]\n\
+         effect = 'keyed'\n\
+         command = 'charge.sh'\n\
+         mode = 'pol'\n\
+         kill_after = '2h'\n\
+         environment = { TASKONCE_KEY = 'x', 'A=B' = 'y' }\n\
+         [handlers.mail]\n\
+         effect = 'keyed'\n\
+         command = ['']\n\
+         tasks_max = 0\n\
+         directory = ''\n\
+         comand = ['x']\n\
+         [routes.a.charge]\n\
+         [routes.b.mail]\n",
+    );
+    let want = [
+        "line 1: `store` is no URL",
+        "line 3: source a: `url` names it `b`",
+        "line 5: source b: `url` is 7: a text is needed",
+        "line 7: source c: `url` names it `b`",
+        "line 7: source c: `url` is that of source a",
+        "line 10: handler charge: `command` is \"charge.sh\": a list of texts is needed",
+        "line 11: handler charge: `mode` is \"pol\": there is no such choice",
+        "line 12: handler charge: `kill_after` is above 1h",
+        "line 13: handler charge: `environment` sets `TASKONCE_KEY`, and those of `TASKONCE_` are the worker's",
+        "line 13: handler charge: `environment` has no variable `A=B`",
+        "line 16: handler mail: `command` names no program",
+        "line 17: handler mail: `tasks_max` is 0",
+        "line 18: handler mail: `directory` names no folder",
+        "line 19: handler mail: there is no setting `comand` | did you mean `command`?",
+    ];
+    for (found, want) in refused.iter().zip(want) {
+        assert!(found.starts_with(want), "{found}\n{want}");
+    }
+    assert_eq!(refused.len(), want.len(), "{refused:#?}");
+}
+
+#[test]
+fn what_is_said_of_a_command_that_is_none_is_warned_about() {
+    let table = |of_handler: &str| {
+        format!(
+            "[sources.a]\n[handlers.charge]\neffect = 'keyed'\n{of_handler}\nversions = ['1', '2']\n[routes.a.charge]"
+        )
+    };
+    assert_eq!(warned(&table("mode = 'pool'")), ["line 4: handler charge: `mode` says nothing without `command`"]);
+    assert_eq!(
+        warned(&table("command = ['x']\ntasks_max = 5")),
+        ["line 5: handler charge: `tasks_max` says nothing where each task has a process of its own"]
+    );
 }

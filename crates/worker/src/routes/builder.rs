@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Fault, Refused, Routes, Settings, SourceRules, resolve};
+use super::{Fault, Refused, Routes, Settings, SourceRules, command, resolve};
 
 /// A table that is being made in code. Nothing is checked before [`RoutesBuilder::build`], which tells everything at once.
 ///
@@ -27,6 +27,8 @@ use super::{Fault, Refused, Routes, Settings, SourceRules, resolve};
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct RoutesBuilder {
+    /// The store's URL, and its line.
+    pub(super) store: Option<(String, Option<usize>)>,
     pub(super) defaults: Layer,
     pub(super) sources: Vec<(SourceRules, Layer)>,
     pub(super) handlers: Vec<(String, Layer)>,
@@ -39,6 +41,8 @@ pub struct RoutesBuilder {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Layer {
     pub(super) settings: Settings,
+    /// Of a handler: how it is started, where it is a command.
+    pub(super) command: command::Said,
     /// `source orders`, `handler charge`, `route orders × charge`, `defaults`.
     pub(super) subject: String,
     pub(super) line: Option<usize>,

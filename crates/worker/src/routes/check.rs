@@ -6,7 +6,7 @@ use std::time::Duration;
 use taskonce_core::policy::{DURATION_MAX, Effect, LEASE_ADVISED_MIN, LEASE_MIN, OUTPUT_LIMIT};
 use taskonce_core::units::{spell, spell_size, written};
 
-use super::builder::Layer;
+use super::builder::{Layer, RoutesBuilder};
 use super::{Fault, Route, Routes, Settings, SourceRules, StoreAway};
 
 /// Defaults that no policy has; `settings` says them.
@@ -171,6 +171,48 @@ pub(super) fn source(rules: &SourceRules, layer: &Layer, faults: &mut Vec<Fault>
         let hint = "say what the broker is set to, or leave it out where it never gives up";
         faults.push(layer.fault("deliveries_max", "`deliveries_max` is 0", hint));
     }
+}
+
+/// What is wrong with the URLs, as far as a look at them tells; what opens them says the rest.
+pub(super) fn urls(table: &RoutesBuilder, faults: &mut Vec<Fault>) {
+    let mut of: HashMap<&str, &str> = HashMap::new();
+    let store = table.store.as_ref().map(|(url, _)| url);
+    if let Some((store, line)) = &table.store {
+        let layer = Layer { line: *line, ..Layer::default() };
+        if !is_url(store) {
+            faults.push(layer.fault("", "`store` is no URL", "write one, such as `store = \"sqlite:tasks.db\"`"));
+        }
+        of.insert(store, "the store");
+    }
+    for (rules, layer) in &table.sources {
+        let Some(url) = &rules.url else { continue };
+        if !is_url(url) {
+            faults.push(layer.fault("url", "`url` is no URL", "write one, such as `url = \"sqlite:queue.db\"`"));
+        }
+        if let Some(named) = name_in(url).filter(|named| *named != &*rules.name) {
+            let text = format!("`url` names it `{}`", named.escape_debug());
+            faults.push(layer.fault("url", text, "leave `name=` out of the URL: the table's name is the source's"));
+        }
+        // Each opening of it is another.
+        if url == "memory:" {
+            continue;
+        }
+        if let Some(other) = of.insert(url, &rules.name) {
+            let what = if Some(url) == store { other.to_owned() } else { format!("source {other}") };
+            faults.push(layer.fault("url", format!("`url` is that of {what}"), "give each a place of its own"));
+        }
+    }
+}
+
+fn is_url(text: &str) -> bool {
+    text.split_once(':').is_some_and(|(scheme, rest)| {
+        !rest.is_empty() && scheme.starts_with(|first: char| first.is_ascii_alphabetic()) || text == "memory:"
+    })
+}
+
+/// The name that a URL gives to its source.
+fn name_in(url: &str) -> Option<&str> {
+    url.split_once('?')?.1.split('&').find_map(|pair| pair.strip_prefix("name="))
 }
 
 /// What contradicts itself in a route.

@@ -8,6 +8,7 @@ use taskonce_core::policy::Effect;
 use toml::de::DeTable;
 
 use super::builder::{Layer, RouteLayer, RoutesBuilder};
+use super::command::{self, COMMAND_NAMES, Mode};
 use super::values::{Reader, Value, in_order};
 use super::{Fault, Refused, Routes, Settings, SourceRules, StoreAway, resolve};
 
@@ -15,10 +16,12 @@ use super::{Fault, Refused, Routes, Settings, SourceRules, StoreAway, resolve};
 const TEXT_MAX: usize = 16 * 1024 * 1024;
 /// What only a source has.
 const OF_SOURCE: &[&str] =
-    &["visibility", "redelivery_max", "dead_letters_for", "deliveries_max", "retry_share", "retry_floor"];
+    &["url", "visibility", "redelivery_max", "dead_letters_for", "deliveries_max", "retry_share", "retry_floor"];
 /// What only a handler has.
-const OF_HANDLER: &[&str] = &["versions"];
-const SECTIONS: &[&str] = &["defaults", "sources", "handlers", "routes"];
+const VERSIONS: &str = "versions";
+/// What stands above all tables: where records are kept.
+const STORE: &str = "store";
+const SECTIONS: &[&str] = &[STORE, "defaults", "sources", "handlers", "routes"];
 
 pub(super) fn read(text: &str) -> Result<Routes, Refused> {
     if text.len() > TEXT_MAX {
@@ -47,6 +50,10 @@ pub(super) fn read(text: &str) -> Result<Routes, Refused> {
     let mut table = RoutesBuilder::default();
     for (name, value) in in_order(root.get_ref()) {
         match name {
+            STORE => {
+                let line = Some(reader.line_of(value));
+                table.store = reader.text("", STORE, value).map(|url| (url, line));
+            }
             "defaults" => {
                 table.defaults = reader.layer("defaults", "defaults", value, &[], |_, _, _, _| {});
             }
@@ -99,6 +106,7 @@ impl Reader {
                         lines.insert(*name, reader.line_of(value));
                     }
                     match name {
+                        "url" => rules.url = reader.text(subject, name, value),
                         "visibility" => rules.visibility = reader.duration(subject, name, value),
                         "redelivery_max" => rules.redelivery_max = reader.duration(subject, name, value),
                         "dead_letters_for" => rules.dead_letters_for = reader.duration(subject, name, value),
@@ -117,16 +125,21 @@ impl Reader {
 
     fn handlers(&mut self, value: &Value<'_>, table: &mut RoutesBuilder) {
         let members = self.members(value, "", "handlers");
-        let said: HashSet<&str> = members.iter().map(|(name, _)| *name).collect();
+        let all: HashSet<&str> = members.iter().map(|(name, _)| *name).collect();
         for (name, value) in members {
             // What is said of one version stands in a table of its own, or nowhere: then this names it.
             let mut named = Vec::new();
-            let layer = self.layer(
+            let (mut said, mut lines) = (command::Said::default(), HashMap::new());
+            let mut layer = self.layer(
                 &format!("handler {name}"),
                 &format!("handlers.{}", key(name)),
                 value,
-                OF_HANDLER,
+                &[&[VERSIONS], COMMAND_NAMES].concat(),
                 |reader, subject, setting, value| {
+                    if let Some(name) = COMMAND_NAMES.iter().find(|known| **known == setting) {
+                        lines.insert(*name, reader.line_of(value));
+                        return reader.command(&mut said, subject, setting, value);
+                    }
                     if name.contains('@') {
                         let hint = "put `versions` where the handler stands without `@`";
                         return reader.fault(value, subject, "it is one version already", hint);
@@ -136,8 +149,10 @@ impl Reader {
                     named.extend(versions.map(|version| (format!("{name}@{version}"), line)));
                 },
             );
+            layer.command = said;
+            layer.lines.extend(lines);
             table.handlers.push((name.to_owned(), layer));
-            for (name, line) in named.into_iter().filter(|(name, _)| !said.contains(name.as_str())) {
+            for (name, line) in named.into_iter().filter(|(name, _)| !all.contains(name.as_str())) {
                 let layer = Layer::new(format!("handler {name}"), Settings::default());
                 table.handlers.push((name, Layer { line, ..layer }));
             }
@@ -154,6 +169,17 @@ impl Reader {
                 let layer = self.layer(&subject, &head, value, &[], |_, _, _, _| {});
                 table.routes.push(RouteLayer { source: source.to_owned(), handler: handler.to_owned(), layer });
             }
+        }
+    }
+
+    fn command(&mut self, said: &mut command::Said, subject: &str, name: &str, value: &Value<'_>) {
+        match name {
+            "command" => said.command = Some(self.texts(subject, name, value)).filter(|words| !words.is_empty()),
+            "mode" => said.mode = self.word(subject, name, value, &Mode::ALL.map(|mode| (mode.name(), mode))),
+            "kill_after" => said.kill_after = self.duration(subject, name, value),
+            "tasks_max" => said.tasks_max = self.or_none(value, |reader| reader.count(subject, name, value)),
+            "directory" => said.directory = self.text(subject, name, value),
+            _ => said.environment = self.variables(subject, name, value),
         }
     }
 

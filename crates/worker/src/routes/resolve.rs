@@ -11,7 +11,7 @@ use super::check::{self, Found, Layers};
 use super::file::key;
 use super::{
     BreakerRules, Fault, Place, ROUTES_MAX, RateRules, Refused, Route, RouteId, Routes, Settings, SourceRules,
-    StoreAway,
+    StoreAway, command,
 };
 use crate::source::HANDLER_MAX;
 
@@ -22,12 +22,14 @@ const VERSION: &str = "1";
 pub(super) fn build(mut table: RoutesBuilder) -> Result<Routes, Refused> {
     let mut faults = std::mem::take(&mut table.faults);
     check::alone(&table.defaults, &mut faults);
+    check::urls(&table, &mut faults);
     let sources = sources(&table, &mut faults);
     let handlers = Handlers::of(&table, &mut faults);
     let found = expand(&table.routes, &sources, &handlers, &mut faults);
     let mut routes = Vec::with_capacity(found.len());
     let mut contradictions = Found::default();
     let mut warnings = Found::default();
+    let (mut commands, mut useless) = (HashMap::new(), Vec::<Fault>::new());
     for (&(source, handler), layers) in &found {
         let (rules, of_source) = &table.sources[source];
         let one = &handlers.all[handler];
@@ -37,6 +39,13 @@ pub(super) fn build(mut table: RoutesBuilder) -> Result<Routes, Refused> {
         if let Some(route) = route(id, rules, one, &layers, &mut contradictions) {
             check::contradictions(&route, rules, &layers, &mut contradictions);
             check::warnings(&route, rules, &layers, &mut warnings);
+            if !commands.contains_key(&route.handler) {
+                let (rules, warning) = command::resolve(one.general, one.specific);
+                if let Some(warning) = warning.filter(|warning| !useless.contains(warning)) {
+                    useless.push(warning);
+                }
+                commands.insert(Arc::clone(&route.handler), rules.map(Arc::new));
+            }
             routes.push(route);
         }
     }
@@ -53,6 +62,7 @@ pub(super) fn build(mut table: RoutesBuilder) -> Result<Routes, Refused> {
         return Err(Refused { faults });
     }
     let mut warnings = warnings.into_faults();
+    warnings.extend(useless);
     unserved(&table, &found, &handlers, &mut warnings);
     let sources: Vec<SourceRules> = table.sources.into_iter().map(|(rules, _)| rules).collect();
     let place = |(at, source): (usize, &SourceRules)| (Arc::clone(&source.name), Place { at, ..Place::default() });
@@ -64,7 +74,8 @@ pub(super) fn build(mut table: RoutesBuilder) -> Result<Routes, Refused> {
         place.routes = begin..begin + of_source.len();
         place.handlers = of_source.iter().map(|route| (Arc::clone(&route.handler), route.id)).collect();
     }
-    Ok(Routes { sources, routes, index, warnings })
+    let commands = commands.into_iter().filter_map(|(handler, rules)| Some((handler, rules?))).collect();
+    Ok(Routes { store: table.store.map(|(url, _)| url), commands, sources, routes, index, warnings })
 }
 
 fn fault(text: impl Into<String>, hint: impl Into<String>) -> Fault {
@@ -110,6 +121,7 @@ impl<'a> Handlers<'a> {
         let mut seen: HashMap<(&str, &str), &Layer> = HashMap::new();
         for (text, layer) in &table.handlers {
             check::alone(layer, faults);
+            command::alone(layer, faults);
             let (name, version) = split(text);
             if let Err(error) = Handler::new(name, version.unwrap_or(VERSION)) {
                 faults.push(layer.fault(

@@ -189,6 +189,27 @@ impl Reader {
         flag
     }
 
+    pub(super) fn text(&mut self, subject: &str, name: &str, value: &Value<'_>) -> Option<String> {
+        let text = value.get_ref().as_str().map(str::to_owned);
+        if text.is_none() {
+            self.wrong(subject, name, value, "a text is needed", "put it in quotes");
+        }
+        text
+    }
+
+    pub(super) fn variables(&mut self, subject: &str, name: &str, value: &Value<'_>) -> Option<Vec<(String, String)>> {
+        let DeValue::Table(table) = value.get_ref() else {
+            self.wrong(subject, name, value, "a table is needed", &format!("write `{name} = {{ NAME = \"value\" }}`"));
+            return None;
+        };
+        let mut variables = Vec::new();
+        for (variable, value) in in_order(table) {
+            let text = self.text(subject, &format!("{name}.{variable}"), value)?;
+            variables.push((variable.to_owned(), text));
+        }
+        Some(variables)
+    }
+
     pub(super) fn texts(&mut self, subject: &str, name: &str, value: &Value<'_>) -> Vec<String> {
         let texts: Option<Vec<String>> = value
             .get_ref()
