@@ -61,16 +61,8 @@ fn the_page_on_routes_says_what_the_command_says() {
 #[test]
 fn every_setting_stands_on_the_page() {
     let page = page();
-    let of_source = [
-        "store",
-        "url",
-        "visibility",
-        "redelivery_max",
-        "dead_letters_for",
-        "deliveries_max",
-        "retry_share",
-        "retry_floor",
-    ];
+    let of_source =
+        ["url", "visibility", "redelivery_max", "dead_letters_for", "deliveries_max", "retry_share", "retry_floor"];
     for name in taskonce::routes::Settings::NAMES.iter().chain(&of_source).chain(taskonce::routes::COMMAND_NAMES) {
         assert!(page.lines().any(|line| line.starts_with(&format!("| `{name}` |"))), "{name}");
     }
