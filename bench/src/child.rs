@@ -11,6 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use taskonce::{Admission, Output, Unsettled};
 
+use crate::pipeline;
 use crate::redis_wait;
 use crate::setup::{self, run_once};
 
@@ -55,7 +56,8 @@ impl Child {
         self.line()
     }
 
-    fn line(&mut self) -> Result<String> {
+    /// The next line that it says.
+    pub(crate) fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         ensure!(!line.is_empty(), "a child process ended without a word");
@@ -93,6 +95,14 @@ pub(crate) fn main() -> Result<()> {
         ["redis-wait", url, waiters] => serde_json::to_string(&redis_wait::child(url, waiters.parse()?, await_begin)?)?,
         ["redis-wait-bare", url, waiters] => {
             serde_json::to_string(&redis_wait::bare_child(url, waiters.parse()?, await_begin)?)?
+        }
+        ["work-and-hang", ledger, queue, lease] => {
+            pipeline::work_and_hang(ledger, queue, lease, await_begin)?;
+            String::new()
+        }
+        ["work-idle", ledger, queue, milliseconds] => {
+            let long = Duration::from_millis(milliseconds.parse()?);
+            serde_json::to_string(&pipeline::work_and_rest(ledger, queue, long, await_begin)?)?
         }
         _ => bail!("`{COMMAND}` is only for this program's own use"),
     };
@@ -188,7 +198,7 @@ fn idle(urls: &[&str], long: Duration) -> Result<u64> {
 }
 
 /// What all threads of this process have spent.
-fn processor_time() -> Duration {
+pub(crate) fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

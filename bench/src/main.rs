@@ -26,6 +26,7 @@ mod idle;
 mod lists;
 mod local;
 mod measure;
+mod pipeline;
 mod postgres;
 mod postgres_stage;
 mod redis_away;
@@ -99,6 +100,9 @@ const BENCHES: &[Bench] = &[
     Bench { name: "front-reads", run: front::reads },
     Bench { name: "front-away", run: front::away },
     Bench { name: "idle", run: idle::idle },
+    Bench { name: "pipeline-sqlite", run: pipeline::sqlite },
+    Bench { name: "pipeline-takeover", run: pipeline::takeover },
+    Bench { name: "pipeline-idle", run: pipeline::idle },
 ];
 
 /// Those that take minutes and gigabytes: they run only when they are named.

@@ -33,6 +33,9 @@ fn a_quick_run_prints_every_figure() {
         ("front-reads", 3),
         ("front-away", 1),
         ("idle", 2),
+        ("pipeline-sqlite", 1),
+        ("pipeline-takeover", 1),
+        ("pipeline-idle", 1),
     ] {
         assert_eq!(count(bench), expected, "{bench}: {said}");
     }
