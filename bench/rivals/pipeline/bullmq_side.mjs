@@ -19,5 +19,10 @@ if (command === "fill") {
   }
   await queue.close();
 } else {
-  new Worker("rival", async () => null, { connection, concurrency: Number(number) });
+  const worker = new Worker("rival", async () => null, { connection, concurrency: Number(number) });
+  // Without this, an error is reported and tried again for ever.
+  worker.on("error", (error) => {
+    console.error(error.message);
+    process.exit(1);
+  });
 }
