@@ -1,10 +1,11 @@
 //! Runs what sources deliver: `Worker`, from receiving to settling. What is decided of a task is not here, but in the ledger.
 //!
-//! In reading order: `handler` (the user's functions), `receive` (what is worth receiving), `desk` (what is in hand, and what
+//! In reading order: `handler` (the user's functions), `service` (those of tower), `receive` (what is worth receiving), `desk` (what is in hand, and what
 //! may start), `deliver` (one delivery, from its key to its verdict), `settle` (the verdict, told to the source), `hold`
 //! (keeps deliveries meanwhile), `drain` (the main loop, and its end), `watch` (what nobody takes).
 
 mod handler;
+mod service;
 mod away;
 mod desk;
 mod receive;
@@ -26,6 +27,7 @@ use taskonce_core::policy::Effect;
 use taskonce_core::record::{Failure, Output};
 use taskonce_core::{Error, ErrorKind, Result};
 use tokio::sync::Notify;
+use tower_service::Service;
 
 use crate::events::Counts;
 use crate::outcome::Outcome;
@@ -40,6 +42,7 @@ use watch::Watch;
 pub use drain::Report;
 pub use handler::Job;
 pub use monitor::{Monitor, RouteSnapshot, Snapshot};
+pub use service::{Request, ServiceFailure};
 
 /// How many tasks run at once in a process, unless said otherwise.
 pub const CONCURRENCY: usize = 64;
@@ -215,6 +218,20 @@ impl WorkerBuilder {
         F: Future<Output = Result<Outcome<()>>> + Send + 'static,
     {
         self.with(name, Kind::Own, handler::own(handler))
+    }
+
+    /// The same for a service of tower, with its middleware. It is called when it is ready: what waits there runs already, and
+    /// holds one of the places of its route. Its error is a retryable failure, or the [`ServiceFailure`] that it is or wraps.
+    #[must_use]
+    pub fn handler_service<T, O, S>(self, name: &str, service: S) -> WorkerBuilder
+    where
+        T: DeserializeOwned + Send + 'static,
+        O: Serialize + 'static,
+        S: Service<Request<T>, Response = O> + Clone + Send + 'static,
+        S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+        S::Future: Send + 'static,
+    {
+        self.with(name, Kind::Plain, service::service(service))
     }
 
     fn with(mut self, name: &str, kind: Kind, prepare: Prepare) -> WorkerBuilder {

@@ -6,6 +6,7 @@
 mod stage;
 mod wrap;
 mod settling;
+mod service;
 mod draining;
 mod trouble;
 mod bounds;

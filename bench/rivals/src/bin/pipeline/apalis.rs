@@ -1,4 +1,4 @@
-//! apalis with its Redis backend, in this process.
+//! A worker of apalis with its Redis backend, in this process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! taskonce: the worker on Redis Streams, with its ledger on the same Redis.
+//! A worker of taskonce on Redis Streams, with its ledger on the same Redis.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
