@@ -258,11 +258,14 @@ impl<'conn> Writing<'conn> {
     }
 
     fn redrive(&self, id: &str) -> rusqlite::Result<Left> {
+        // It takes its key's place at the entrance again, unless another was sent meanwhile.
         let changed = self
             .conn
             .prepare_cached(
                 "UPDATE delivery SET state = 1, due_at = ?2, receipt = NULL, number = 0, redriven_at = ?2, death_id = NULL,
-                                     reason = NULL, message = NULL
+                                     reason = NULL, message = NULL,
+                                     entrance = iif(EXISTS (SELECT 1 FROM delivery AS other WHERE other.handler = delivery.handler
+                                                                                 AND other.entrance = delivery.key), NULL, key)
                  WHERE death_id = ?1",
             )?
             .execute(params![id, self.now])?;

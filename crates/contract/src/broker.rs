@@ -271,6 +271,7 @@ macro_rules! __each_broker_case {
                 two_deaths_of_one_id_are_one_dead_letter
                 a_dead_letter_is_redriven_once
                 what_was_redriven_can_die_again
+                what_was_redriven_is_queued_once
                 a_dropped_dead_letter_is_gone
                 dead_letters_are_paged_without_gaps_or_repeats
                 a_foreign_cursor_of_dead_letters_is_refused

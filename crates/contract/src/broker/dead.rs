@@ -6,7 +6,9 @@ use std::time::Duration;
 use taskonce_core::ErrorKind;
 use taskonce_core::record::WallTime;
 use taskonce_core::store::Cursor;
-use taskonce_worker::source::{DEATH_MESSAGE_MAX, DeadFilter, DeadLine, Death, Entrance, Envelope, Left, Priority};
+use taskonce_worker::source::{
+    DEATH_MESSAGE_MAX, DeadFilter, DeadLine, Death, Entrance, Envelope, Left, Priority, Sent,
+};
 
 use super::{AT_ONCE, HANDLER, VISIBILITY, Yard, accepted, death, done, gone, payloads, wants};
 
@@ -124,6 +126,35 @@ pub(super) async fn what_was_redriven_can_die_again(yard: Yard) {
         done(yard.source.dead_letter(&again.receipt, &death("a")).await.unwrap());
     }
     assert_eq!(listed(&yard, &DeadFilter::default()).await.len(), 1);
+}
+
+/// A dead letter lost its place at the entrance, and did not get it back: a sender that asked for once, and a redrive, queued two.
+pub(super) async fn what_was_redriven_is_queued_once(yard: Yard) {
+    let once = |envelope: Envelope| {
+        let source = &yard.other;
+        async move { source.send(&envelope, AT_ONCE, Entrance::OncePerKey).await.unwrap() }
+    };
+    let of = |key: &str| Envelope { key: Some(key.into()), ..full() };
+    dies(&yard, &of("a"), &death("a")).await;
+    assert_eq!(yard.source.redrive("a").await.unwrap(), Left::Done);
+    let Sent::AlreadyQueued(_) = once(of("a")).await else { panic!("the redriven one is queued") };
+    let held = yard.one().await;
+    let Sent::AlreadyQueued(coordinates) = once(of("a")).await else { panic!("it is in flight") };
+    assert_eq!(coordinates, held.coordinates);
+    // Where another was sent meanwhile, both are queued: a redrive loses nothing.
+    done(yard.source.dead_letter(&held.receipt, &death("a")).await.unwrap());
+    accepted(once(of("a")).await);
+    assert_eq!(yard.source.redrive("a").await.unwrap(), Left::Done);
+    let both = yard.receive().await;
+    assert_eq!(both.len(), 2);
+    for delivery in both {
+        done(yard.source.acknowledge(&delivery.receipt).await.unwrap());
+    }
+    accepted(once(of("a")).await);
+    // What has no key has no place to take.
+    let nameless = Envelope { key: None, ..full() };
+    dies(&yard, &nameless, &death("b")).await;
+    assert_eq!(yard.source.redrive("b").await.unwrap(), Left::Done);
 }
 
 pub(super) async fn a_dropped_dead_letter_is_gone(yard: Yard) {

@@ -186,6 +186,15 @@ impl MemorySource {
     }
 }
 
+impl State {
+    /// What is queued of a handler's key that may be queued once.
+    fn queued(&self, handler: &str, key: &str) -> Option<u64> {
+        let is_it =
+            |row: &Row| row.entrance.as_deref() == Some(key) && row.envelope.handler == handler && !row.is_dead();
+        self.rows.iter().find(|(_, row)| is_it(row)).map(|(id, _)| *id)
+    }
+}
+
 impl Row {
     fn is_dead(&self) -> bool {
         match self.place {
@@ -220,13 +229,8 @@ impl Source for MemorySource {
             Entrance::Open => None,
             Entrance::OncePerKey => envelope.key.clone(),
         };
-        if entrance.is_some() {
-            let queued = state.rows.iter().find(|(_, row)| {
-                row.entrance == entrance && row.envelope.handler == envelope.handler && !row.is_dead()
-            });
-            if let Some((id, _)) = queued {
-                return Ok(Sent::AlreadyQueued(self.coordinates(*id)));
-            }
+        if let Some(id) = entrance.as_ref().and_then(|key| state.queued(&envelope.handler, key)) {
+            return Ok(Sent::AlreadyQueued(self.coordinates(id)));
         }
         state.ids += 1;
         let id = state.ids;
@@ -327,8 +331,12 @@ impl Source for MemorySource {
         let mut state = self.open()?;
         let Some(number) = dead_id(&state, id) else { return Ok(Left::NotThere) };
         self.wait(number, &mut state, now);
+        let entrance = state.rows.get(&number).and_then(|row| {
+            let key = row.envelope.key.clone()?;
+            state.queued(&row.envelope.handler, &key).is_none().then_some(key)
+        });
         if let Some(row) = state.rows.get_mut(&number) {
-            (row.number, row.redriven_at) = (0, Some(SystemHost::new().wall_time()));
+            (row.number, row.redriven_at, row.entrance) = (0, Some(SystemHost::new().wall_time()), entrance);
         }
         drop(state);
         self.queue.changed.notify_waiters();
