@@ -76,7 +76,7 @@ pub use taskonce_core::{CacheLimits, Error, ErrorKind, Result, Retry};
 pub use taskonce_worker::elsewhere::run_elsewhere;
 pub use taskonce_worker::outcome::{JSON, MSGPACK};
 pub use taskonce_worker::{Context, Heart, Outcome, Replayed, Run, Settlement, StepContext, SystemHost};
-pub use taskonce_worker::{events, routes, worker};
+pub use taskonce_worker::{events, routes, send, span, worker};
 
 /// The examples of the README compile.
 #[cfg(doctest)]

@@ -1,8 +1,8 @@
 //! Runs tasks of taskonce: heartbeats, cancellation, completion that survives cancellation, and waiting for another's run.
 //!
 //! [`run::Run`] is what users call; [`heartbeat::Heart`] keeps claims alive on a thread of its own; [`clock::SystemHost`]
-//! is this process. [`source::Source`] is the port of brokers, where deliveries come from; [`routes::Routes`] says how
-//! the tasks of each handler from each source are treated; [`worker::Worker`] runs them.
+//! is this process. [`source::Source`] is the port of brokers, where deliveries come from; [`send::Sender`] brings tasks
+//! there; [`routes::Routes`] says how the tasks of each handler from each source are treated; [`worker::Worker`] runs them.
 
 pub mod run;
 pub mod steps;
@@ -14,6 +14,8 @@ pub mod outcome;
 pub mod heartbeat;
 pub mod clock;
 pub mod source;
+pub mod send;
+pub mod span;
 pub mod routes;
 pub mod worker;
 pub mod events;

@@ -34,6 +34,7 @@ pub use builder::RoutesBuilder;
 pub use command::{COMMAND_NAMES, CommandRules, KILL_AFTER, Mode};
 pub use fault::{Fault, Refused};
 pub use gate::{Ended, Gate, GateSnapshot, Pass, Turn};
+pub(crate) use identity::is_json;
 pub use rate::{Limiter, RateRules, Start};
 pub use settings::{Rate, Settings, StoreAway, WithoutKey};
 pub use times::{PLANNED_MAX, Planned, Times};

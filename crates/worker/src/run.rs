@@ -77,6 +77,13 @@ impl Context {
         self.held.key().downstream(step)
     }
 
+    /// The `traceparent` for what the handler calls or sends, where its task came with one and is run by a worker: in the same
+    /// trace, with this run as the parent. To be asked in the handler itself, not in what it spawned.
+    #[must_use]
+    pub fn traceparent(&self) -> Option<String> {
+        crate::span::current()
+    }
+
     /// The failure of the attempt before, if there was one.
     #[must_use]
     pub fn last_failure(&self) -> Option<Failure> {

@@ -18,7 +18,8 @@ pub use dead::{
     DEATH_ID_MAX, DEATH_MESSAGE_MAX, DEATH_REASON_MAX, DeadFilter, DeadLetter, DeadLine, DeadPage, Death, Left,
 };
 pub use envelope::{
-    CONTENT_TYPE_MAX, Envelope, HANDLER_MAX, HEADER_BYTES_MAX, HEADERS_MAX, KEY_HEADER, KEY_MAX, Priority,
+    CONTENT_TYPE_MAX, DUE_HEADER, Envelope, FINGERPRINT_HEADER, HANDLER_MAX, HEADER_BYTES_MAX, HEADERS_MAX, KEY_HEADER,
+    KEY_MAX, Priority, TRACE_HEADER,
 };
 pub use memory::MemorySource;
 
@@ -184,10 +185,13 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// How old it is at this time of day, where its producer's time is known. A redriven one counts from its redrive.
+    /// How old it is at this time of day, where its producer's time is known. A delayed one counts from when it was due first, a
+    /// redriven one from its redrive: before, no copy of it can have come.
     #[must_use]
     pub fn age(&self, now: WallTime) -> Option<Duration> {
-        let since = self.redriven_at.or(self.envelope.sent_at)?;
+        let sent_at =
+            self.envelope.sent_at.map(|sent_at| self.envelope.due_at().map_or(sent_at, |due| due.max(sent_at)));
+        let since = self.redriven_at.or(sent_at)?;
         Some(Duration::from_millis(now.0.saturating_sub(since.0)))
     }
 }
@@ -212,8 +216,8 @@ pub enum Entrance {
     /// Everything is accepted; the ledger tells duplicates when they are delivered.
     #[default]
     Open,
-    /// Accepted unless the same handler's same key, sent so, is queued: waiting, deferred or in flight. Dead letters do not
-    /// count. What is sent without a key is refused.
+    /// Accepted unless the same handler's same key, sent so or redriven, is queued: waiting, deferred or in flight. Dead letters
+    /// do not count. What is sent without a key is refused.
     OncePerKey,
 }
 
@@ -264,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_age_of_a_redriven_delivery_counts_from_its_redrive() {
+    fn an_age_counts_from_the_sending_the_end_of_its_delay_or_the_redrive() {
         let sent = Delivery {
             source: "queue".into(),
             envelope: Envelope { sent_at: Some(WallTime(1000)), ..Envelope::new("charge@2", *b"x") },
@@ -277,6 +281,11 @@ mod tests {
         assert_eq!(sent.age(WallTime(10)), Some(Duration::ZERO), "a producer's clock may be ahead");
         let redriven = Delivery { redriven_at: Some(WallTime(3500)), ..sent.clone() };
         assert_eq!(redriven.age(WallTime(4000)), Some(Duration::from_millis(500)));
+        let delayed = Envelope { headers: vec![(DUE_HEADER.into(), "3900".into())], ..sent.envelope.clone() };
+        assert_eq!(
+            Delivery { envelope: delayed, ..sent.clone() }.age(WallTime(4000)),
+            Some(Duration::from_millis(100))
+        );
         let unknown = Delivery { envelope: Envelope { sent_at: None, ..sent.envelope.clone() }, ..sent };
         assert_eq!(unknown.age(WallTime(4000)), None);
     }

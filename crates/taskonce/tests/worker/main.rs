@@ -5,6 +5,7 @@
 
 mod stage;
 mod wrap;
+mod sending;
 mod settling;
 mod service;
 mod draining;

@@ -5,14 +5,15 @@ use taskonce_core::json::Input;
 use taskonce_core::key::{Fingerprint, Key, Task};
 
 use super::{Route, WithoutKey};
-use crate::source::{Delivery, Envelope};
+use crate::source::{Delivery, Envelope, FINGERPRINT_HEADER};
 
 impl Route {
     /// The task that a delivery brings.
     ///
     /// * Its key is `namespace/handler@version/id` of this route's handler, or, by a producer that knows nothing of that, an id.
     /// * The fingerprint of a key that was given is that of the whole payload: its canonical JSON, and where the content type
-    ///   says that it is none, its bytes. That of a derived key is of the fields that made it.
+    ///   says that it is none, its bytes. That of a derived key is of the fields that made it; where its sender derived it, it
+    ///   says so in the header [`FINGERPRINT_HEADER`].
     ///
     /// # Errors
     /// [`ErrorKind::BadKey`] where the key is another handler's, or is missing and the route refuses that;
@@ -30,7 +31,9 @@ impl Route {
     }
 
     fn given(&self, key: Key, envelope: &Envelope) -> Result<Task> {
-        let fingerprint = if is_json(envelope.content_type.as_deref()) {
+        let fingerprint = if let Some(text) = envelope.header(FINGERPRINT_HEADER) {
+            carried(text)?
+        } else if is_json(envelope.content_type.as_deref()) {
             Input::from_json(&envelope.payload)?.fingerprint(&taskonce_core::json::Fields::all())?
         } else {
             Fingerprint::of_bytes(&envelope.payload)
@@ -53,8 +56,19 @@ impl Route {
     }
 }
 
+/// The fingerprint that a header says.
+fn carried(text: &str) -> Result<Fingerprint> {
+    let is_whole = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    match u128::from_str_radix(text, 16) {
+        Ok(number) if is_whole => Ok(Fingerprint(number.to_be_bytes())),
+        Ok(_) | Err(_) => Err(Error::new(ErrorKind::BadKey, "the fingerprint is not 32 digits of lower hex")
+            .about(format!("header `{FINGERPRINT_HEADER}`"))
+            .with_hint("leave the header out, or send what `taskonce key` prints as the fingerprint")),
+    }
+}
+
 /// Whether a payload is JSON: unless its content type says otherwise.
-fn is_json(content_type: Option<&str>) -> bool {
+pub(crate) fn is_json(content_type: Option<&str>) -> bool {
     let Some(content_type) = content_type else { return true };
     let essence = content_type.split(';').next().unwrap_or_default().trim();
     essence.is_empty()
@@ -124,6 +138,23 @@ mod tests {
         let (one, two) = (derives.task(&bare).unwrap(), derives.task(&again).unwrap());
         assert_eq!((one.key.as_str(), one.fingerprint), (two.key.as_str(), two.fingerprint));
         assert_eq!(derives.task(&delivery(None, "{}")).unwrap_err().kind(), ErrorKind::PointerMissing);
+    }
+
+    #[test]
+    fn a_key_that_its_sender_derived_brings_its_fingerprint() {
+        let route = route(WithoutKey::Refuse);
+        let sent = |payload: &str, fingerprint: &str| {
+            let mut delivery = delivery(Some("derived"), payload);
+            delivery.envelope.headers = vec![("idempotency-fingerprint".into(), fingerprint.into())];
+            route.task(&delivery).map(|task| task.fingerprint)
+        };
+        let (one, other) = ("0123456789abcdef0123456789abcdef", "f123456789abcdef0123456789abcdef");
+        assert_eq!(sent(r#"{"a": 1}"#, one).unwrap().to_string(), one);
+        assert_eq!(sent(r#"{"a": 1}"#, one).unwrap(), sent(r#"{"a": 2}"#, one).unwrap());
+        assert_ne!(sent(r#"{"a": 1}"#, one).unwrap(), sent(r#"{"a": 1}"#, other).unwrap());
+        for bad in ["", "12", &one.to_uppercase(), &format!("+{}", &one[1..])] {
+            assert_eq!(sent("{}", bad).unwrap_err().kind(), ErrorKind::BadKey, "{bad}");
+        }
     }
 
     #[test]

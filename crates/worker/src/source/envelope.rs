@@ -7,6 +7,13 @@ use super::Entrance;
 
 /// The header in which brokers with headers carry the key: its text form, `namespace/handler@version/id`.
 pub const KEY_HEADER: &str = "Idempotency-Key";
+/// The header that carries the fingerprint where a worker could not make it by the payload alone, since the id was derived from
+/// a part of it: 32 digits of lower hex.
+pub const FINGERPRINT_HEADER: &str = "Idempotency-Fingerprint";
+/// The header of a task that was sent with a delay: when it is due, in milliseconds since 1970. Its age counts from then.
+pub const DUE_HEADER: &str = "Taskonce-Due-At";
+/// The header that carries the trace: W3C Trace Context.
+pub const TRACE_HEADER: &str = "traceparent";
 /// The longest name of a handler, in bytes.
 pub const HANDLER_MAX: usize = 256;
 /// The longest key, in bytes. The longest that reads as a key takes 419 of them.
@@ -84,6 +91,12 @@ impl Envelope {
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(held, _)| held.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    /// When it is due, as its header says, if it was sent with a delay.
+    #[must_use]
+    pub fn due_at(&self) -> Option<WallTime> {
+        self.header(DUE_HEADER)?.parse().ok().map(WallTime)
     }
 
     /// Refuses what is beyond the limits of every source, and a payload beyond this one's.

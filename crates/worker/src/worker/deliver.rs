@@ -20,6 +20,7 @@ use crate::outcome::{Outcome, Settlement};
 use crate::routes::{Ended, Route, Start, StoreAway};
 use crate::run::{answer, persist, run_claimed};
 use crate::source::{Death, Delivery};
+use crate::span;
 
 /// How long a record of a newer format is left to newer workers.
 const NEWER_DELAY: Duration = Duration::from_secs(10);
@@ -34,12 +35,17 @@ const UNGUARDED_LEASE: Duration = Duration::from_secs(86_400);
 
 /// Finds out what becomes of a delivery, running its task if it is to run.
 pub(super) async fn deliver(shared: &Shared, arrived: &Arrived) -> (Verdict, Ended) {
+    span::within(&arrived.delivery, &**shared.ledger.host(), judge(shared, arrived)).await
+}
+
+async fn judge(shared: &Shared, arrived: &Arrived) -> (Verdict, Ended) {
     let route = shared.routes.get(arrived.route);
     let delivery = &arrived.delivery;
     let task = match route.task(delivery) {
         Ok(task) => task,
         Err(error) => return unreadable(shared, delivery, error.to_string()),
     };
+    span::is_of(&task.key);
     let mut run = Delivered { shared, route, task: &task, attempt: None };
     if delivery.redriven_at.is_some() && delivery.number == 1 {
         run.tell(&Event::Redriven);
