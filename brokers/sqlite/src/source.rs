@@ -90,6 +90,20 @@ impl SqliteQueue {
         SqliteQueue::open(&path, options)
     }
 
+    /// Refuses a URL whose file is missing, and makes nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::BadUrl`] with everything that is wrong with the URL.
+    pub fn check_existing(url: &str) -> Result<()> {
+        let (path, _) = options::parse(url)?;
+        match path.try_exists() {
+            Ok(false) => Err(about(&path, ErrorKind::NotFound, "there is no such file")
+                .with_hint("check the path; the first task that is sent makes the queue")),
+            // What cannot be looked at is told better by opening it.
+            Ok(true) | Err(_) => Ok(()),
+        }
+    }
+
     fn live(&self) -> Result<&Arc<Live<Queue>>> {
         if self.shared.is_closed.load(Ordering::SeqCst) {
             return Err(about(self.shared.file.path(), ErrorKind::Closed, "this handle of the queue was closed"));

@@ -9,7 +9,9 @@ use clap_complete::Shell;
 use taskonce::{Effect, Handler, Key, State};
 
 use crate::demo::DemoArgs;
+use crate::queue::QueueArgs;
 use crate::report::{Result, Trouble};
+use crate::send::SendArgs;
 use crate::{exit, plain, units, view};
 
 /// Runs any program once: the second call with the same key replays the first one's output.
@@ -64,6 +66,10 @@ pub(crate) enum Command {
     Doctor,
     /// Check a table of routes, and print it with the planned times of its retries
     Routes(RoutesArgs),
+    /// Queue a task, or many, and say what is queued or done already
+    Send(SendArgs),
+    /// Say what is queued, of each handler: ready, in flight, deferred, dead
+    Queue(QueueArgs),
     /// See what taskonce is for: tasks that arrive twice, workers that are killed, and three ways to handle them
     Demo(DemoArgs),
     /// Print a shell's completions

@@ -12,10 +12,13 @@ mod migrate;
 mod plain;
 mod doctor;
 mod purge;
+mod queue;
 mod report;
 mod routes;
 mod run;
+mod send;
 mod show;
+mod sources;
 mod store;
 mod view;
 mod width;
@@ -72,6 +75,8 @@ fn dispatch(command: Command, common: &Common, form: Form) -> Result<ExitCode> {
         Command::Migrate(args) => migrate::migrate(&args, common, form),
         Command::Doctor => doctor::doctor(common, form),
         Command::Routes(args) => routes::routes(&args, form),
+        Command::Queue(args) => queue::queue(&args, common, form),
+        Command::Send(args) => send::send(&args, common, form),
         Command::Demo(args) => demo::demo(&args, form),
         Command::Completions { shell } => export::completions(shell, form),
         Command::Man { subcommand } => export::man(subcommand.as_deref(), form),

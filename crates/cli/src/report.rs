@@ -38,6 +38,11 @@ impl Trouble {
         Trouble::new(Code::Usage, "usage", text, hint)
     }
 
+    /// What is wrong, without the hint.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     pub(crate) fn to_json(&self) -> Value {
         let mut object =
             json!({ "kind": self.kind, "message": self.text, "hint": self.hint, "exit_code": self.code.number() });

@@ -23,8 +23,7 @@ const FILE_MAX: u64 = 16 * 1024 * 1024;
 /// Prints the table. Warnings do not change the exit code.
 pub(crate) fn routes(args: &RoutesArgs, form: Form) -> Result<ExitCode> {
     let name = args.config.display().to_string();
-    let text = read(&args.config)?;
-    let routes = Routes::from_toml(&text).map_err(|refused| trouble(&name, &refused))?;
+    let routes = load(&args.config)?;
     match form {
         Form::Json => report::data_json(&json!({
             "config": name,
@@ -35,6 +34,12 @@ pub(crate) fn routes(args: &RoutesArgs, form: Form) -> Result<ExitCode> {
         Form::Text => report::data(&whole(&routes, width::of(io::stdout()))),
     }
     Ok(Code::Fine.exit())
+}
+
+/// Reads a table.
+pub(crate) fn load(path: &Path) -> Result<Routes> {
+    let text = read(path)?;
+    Routes::from_toml(&text).map_err(|refused| trouble(&path.display().to_string(), &refused))
 }
 
 fn read(path: &Path) -> Result<String> {

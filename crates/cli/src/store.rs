@@ -76,7 +76,7 @@ pub(crate) fn open_existing(chosen: Option<&str>) -> Result<Ledger> {
 }
 
 /// The URL that the option or the environment names. An empty variable counts as unset.
-fn named(chosen: Option<&str>) -> Result<Option<String>> {
+pub(crate) fn named(chosen: Option<&str>) -> Result<Option<String>> {
     if let Some(url) = chosen {
         return Ok(Some(url.to_owned()));
     }
@@ -98,6 +98,11 @@ pub(crate) fn shown(chosen: Option<&str>) -> String {
     let Ok(Some(url)) = named(chosen) else {
         return default_file().map_or_else(|_| "none".to_owned(), |path| format!("sqlite:{}", path.display()));
     };
+    hidden(&url)
+}
+
+/// A URL without what may be a password: no user, no options.
+pub(crate) fn hidden(url: &str) -> String {
     let url = url.split('?').next().unwrap_or_default();
     match (url.split_once("://"), url.rfind('@')) {
         (Some((scheme, _)), Some(at)) => format!("{scheme}://{}", &url[at + 1..]),

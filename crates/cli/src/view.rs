@@ -25,12 +25,13 @@ pub(crate) fn time(at: WallTime) -> String {
 }
 
 /// The same as RFC 3339 in UTC, for programs.
-fn time_json(at: WallTime) -> Value {
+pub(crate) fn time_json(at: WallTime) -> Value {
     let stamp = i64::try_from(at.0).ok().and_then(|millis| Timestamp::from_millisecond(millis).ok());
     stamp.map_or(Value::Null, |stamp| json!(stamp.to_string()))
 }
 
-fn millis(duration: Duration) -> u64 {
+/// Whole milliseconds, for programs.
+pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -88,6 +88,33 @@ pub fn open_named(url: &str, name: &str) -> Result<Arc<dyn Source>> {
     Ok(source)
 }
 
+/// As [`open`], but a SQLite file that is missing is an error: a mistyped path must not answer that nothing is queued.
+///
+/// # Errors
+/// Those of [`open`]; [`ErrorKind::NotFound`] when the file is missing.
+pub fn open_existing(url: &str) -> Result<Arc<dyn Source>> {
+    check_existing(url)?;
+    open(url)
+}
+
+/// As [`open_named`], but a SQLite file that is missing is an error.
+///
+/// # Errors
+/// Those of [`open_named`]; [`ErrorKind::NotFound`] when the file is missing.
+pub fn open_existing_named(url: &str, name: &str) -> Result<Arc<dyn Source>> {
+    check_existing(url)?;
+    open_named(url, name)
+}
+
+fn check_existing(url: &str) -> Result<()> {
+    match url.split_once(':').map_or("", |(scheme, _)| scheme) {
+        #[cfg(feature = "sqlite")]
+        "sqlite" => taskonce_queue_sqlite::SqliteQueue::check_existing(url),
+        // Only files can be missing.
+        _ => Ok(()),
+    }
+}
+
 fn encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -125,6 +152,19 @@ mod tests {
             assert!(error.hint().contains("memory"), "{}", error.hint());
         }
         assert_eq!(&*open("memory:").unwrap().describe().name, "memory");
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn a_file_that_is_missing_is_made_only_for_who_sends() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}?visibility=1s", folder.path().join("queue").display());
+        for opened in [open_existing(&url), open_existing_named(&url, "orders")] {
+            let Err(error) = opened else { panic!("there is no such file") };
+            assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        }
+        drop(open_named(&url, "orders").unwrap());
+        assert_eq!(&*open_existing_named(&url, "orders").unwrap().describe().name, "orders");
     }
 
     #[cfg(feature = "sqlite")]
