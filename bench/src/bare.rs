@@ -5,11 +5,10 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::ClusterConnection;
 use redis::{AsyncConnectionConfig, IntoConnectionInfo, cmd};
+use taskonce_redis_wire::pipe::{Limits, Pipe, Trouble};
+use taskonce_redis_wire::wire::{Commands, Digits, Reply};
 use taskonce_testkit::{RedisCluster, RedisServer};
 use tokio::net::TcpStream;
-
-use crate::pipe::{Limits, Pipe, Trouble};
-use crate::wire::{Commands, Digits, Reply};
 
 /// How long a bare command may take.
 const BARE_WAIT: std::time::Duration = std::time::Duration::from_secs(5);

@@ -3,20 +3,6 @@
 //! `cargo run --release -p taskonce-bench`. It starts its own Redis and makes its SQLite files in a temporary folder on
 //! disk. What each floor is, and what is not measured, is in `docs/bench.md`.
 
-// The store's own client, for floors "of the same client". It is no part of the store's interface, so its source is
-// compiled in here.
-#[path = "../../stores/redis/src/driver.rs"]
-mod driver;
-#[path = "../../stores/redis/src/fault.rs"]
-#[allow(dead_code, reason = "the floors use a part of it")]
-mod fault;
-#[path = "../../stores/redis/src/pipe.rs"]
-#[allow(dead_code, reason = "the floors use a part of it")]
-mod pipe;
-#[path = "../../stores/redis/src/wire.rs"]
-#[allow(dead_code, reason = "the floors use a part of it")]
-mod wire;
-
 mod bare;
 mod child;
 mod cores;

@@ -4,12 +4,12 @@ use anyhow::{Context, Result, ensure};
 use redis::aio::MultiplexedConnection;
 use redis::cluster_async::ClusterConnection;
 use taskonce::{Admission, Ledger, Policy, Task};
+use taskonce_redis_wire::pipe::Pipe;
 use taskonce_testkit::resp::Reply;
 use taskonce_testkit::{RedisCluster, RedisServer};
 use tokio::task::block_in_place;
 
 use crate::bare;
-use crate::pipe::Pipe;
 use crate::setup::{self, run_once};
 
 /// The value of the floor's keys.

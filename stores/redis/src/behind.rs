@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex};
 use std::task::Context;
 use std::time::Duration;
 
+use taskonce_redis_wire::connection::Links;
+use taskonce_redis_wire::fault::Refusal;
+use taskonce_redis_wire::shared::lock;
 use tokio::time::{Instant, sleep};
 
-use crate::connection::Links;
-use crate::fault::Refusal;
 use crate::lists::{self, Entry, List};
 use crate::script::{Change, Verb};
-use crate::shared::lock;
 
 /// How many calls have changes of lists that go on behind them.
 const BEHIND_MAX: usize = 256;

@@ -1,192 +1,36 @@
-//! The store's health, for people: whether it answers, and what endangers its records. What to make of a server's
-//! answers is in `health`.
+//! The store's health, for people: what is looked at beside the servers themselves.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
+use async_trait::async_trait;
 use taskonce_core::store::{Finding, Level};
-use tokio::time::{Instant, timeout_at};
+use taskonce_redis_wire::connection::Links;
+use taskonce_redis_wire::examine::Further;
+use taskonce_redis_wire::health::finding;
+use taskonce_redis_wire::node::Target;
+use taskonce_redis_wire::server::Server;
+use tokio::time::timeout_at;
 
-use crate::address::Address;
-use crate::connection::{At, Links, Request};
-use crate::fault::Refusal;
-use crate::health::{self, finding};
-use crate::lists;
-use crate::node::Target;
-use crate::place::Place;
-use crate::server::Server;
-use crate::watch_line;
-use crate::wire::{Commands, Reply};
+use crate::{lists, watch_line};
 
-/// How many round trips are timed.
-const TRIPS: usize = 5;
-/// How many primaries of a Cluster are looked at.
-const PRIMARIES_MAX: usize = 256;
-/// What stands behind the prefix in the key that is written to see whether one can be: no task's key is without a `/`.
-const PROBE: &[u8] = b"doctor";
-/// How long it lives if it cannot be removed.
-const PROBE_LIFE_MS: &[u8] = b"1000";
-/// Whom a server takes a connection for that names no user.
-const DEFAULT_USER: &str = "default";
+/// What the store looks at.
+pub(crate) struct OfStore;
 
-/// Everything that can be found out.
-pub(crate) async fn findings(links: &Arc<Links>) -> Vec<Finding> {
-    // As it is now: by new connections, whose greetings ask for the settings again.
-    links.renew();
-    let mut findings = match look(links).await {
-        Ok(findings) => findings,
-        Err(refusal) => vec![unreachable(links, refusal)],
-    };
-    findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
-    findings
-}
-
-fn unreachable(links: &Links, refusal: Refusal) -> Finding {
-    let error = links.error(refusal);
-    finding(Level::Fault, "reachability", error.to_string(), error.hint())
-}
-
-async fn look(links: &Arc<Links>) -> Result<Vec<Finding>, Refusal> {
-    let primaries = links.primaries(links.deadline()).await?;
-    let mut servers = Vec::new();
-    for number in 0..primaries.min(PRIMARIES_MAX) {
-        match look_at(links, number).await {
-            Ok(found) => servers.push(found),
-            // Of several, the others are looked at as well.
-            Err(refusal) if primaries > 1 => servers.push((String::new(), vec![unreachable(links, refusal)])),
-            Err(refusal) => return Err(refusal),
-        }
+#[async_trait]
+impl Further for OfStore {
+    fn version(&self, server: &Server) -> String {
+        let how =
+            if server.compares() { "compares records itself (`SET … IFEQ`)" } else { "compares records by a script" };
+        format!(", which {how}")
     }
-    let mut findings = merge(servers);
-    findings.push(writing(links).await);
-    findings.push(failover(links, primaries).await?);
-    findings.push(lists::finding(links).await);
-    if primaries > PRIMARIES_MAX {
-        let text = format!("{primaries} primaries, of which {PRIMARIES_MAX} were looked at");
-        findings.push(finding(Level::Warning, "servers", text, "ask the others with another tool"));
-    }
-    Ok(findings)
-}
 
-/// What several servers agree in is told once, the rest with the name of the server.
-fn merge(servers: Vec<(String, Vec<Finding>)>) -> Vec<Finding> {
-    if let [_] = servers.as_slice() {
-        return servers.into_iter().flat_map(|(_, findings)| findings).collect();
+    async fn look_at(&self, links: &Arc<Links>, server: &Target) -> Option<Finding> {
+        Some(waiting(links, server).await)
     }
-    let count = servers.len();
-    let all: Vec<(String, Finding)> = servers
-        .into_iter()
-        .flat_map(|(server, findings)| findings.into_iter().map(move |finding| (server.clone(), finding)))
-        .collect();
-    let mut merged: Vec<Finding> = Vec::new();
-    for (server, found) in &all {
-        if all.iter().filter(|(_, other)| other == found).count() == count {
-            if !merged.contains(found) {
-                merged.push(found.clone());
-            }
-        } else if server.is_empty() {
-            merged.push(found.clone());
-        } else {
-            merged.push(Finding { text: format!("{server}: {}", found.text), ..found.clone() });
-        }
+
+    async fn look(&self, links: &Arc<Links>) -> Vec<Finding> {
+        vec![lists::finding(links).await]
     }
-    merged
-}
-
-/// One of the primaries: its name, and what is found there.
-async fn look_at(links: &Arc<Links>, number: usize) -> Result<(String, Vec<Finding>), Refusal> {
-    let (address, server) = server(links, number).await?;
-    let settings = &links.settings;
-    let mut findings = vec![health::round_trip(round_trip(links, number).await?)];
-    let compares =
-        if server.compares() { "compares records itself (`SET … IFEQ`)" } else { "compares records by a script" };
-    findings.push(finding(Level::Fine, "version", format!("{}, which {compares}", server.name), ""));
-    findings.push(if server.is_replica {
-        let hint = match &settings.place {
-            Place::Servers(hosts) if hosts.len() == 1 => "point the URL at the primary",
-            Place::Servers(_) | Place::Sentinel { .. } | Place::Cluster(_) => "a switch is under way; look again",
-        };
-        finding(Level::Fault, "role", "a replica, which refuses writes", hint)
-    } else {
-        finding(Level::Fine, "role", "primary", "")
-    });
-    findings.push(health::eviction(server.memory.as_ref(), settings.eviction));
-    findings.extend(server.memory.as_ref().and_then(health::room));
-    let user = settings.login.as_ref().and_then(|login| login.user.as_deref()).unwrap_or(DEFAULT_USER);
-    let answers = ask(
-        links,
-        number,
-        &[
-            &["INFO", "persistence"],
-            &["CONFIG", "GET", "appendfsync"],
-            &["CONFIG", "GET", "save"],
-            &["TIME"],
-            &["INFO", "replication"],
-            &["ACL", "DRYRUN", user, "FLUSHALL"],
-            &["ACL", "DRYRUN", user, "FLUSHDB"],
-        ],
-    )
-    .await?;
-    if let [info, fsync, save, time, replication, flush @ ..] = answers.as_slice() {
-        findings.push(health::persistence(info, setting(fsync), setting(save)));
-        findings.extend(health::clock(time));
-        let fails_over = !matches!(&settings.place, Place::Servers(hosts) if hosts.len() == 1);
-        findings.extend(health::replication(replication, settings.wait_replicas, fails_over));
-        findings.push(health::flush(flush));
-    }
-    let name = address.to_string();
-    findings.push(waiting(links, &Target::Server(address)).await);
-    Ok((name, findings))
-}
-
-/// Whether this user may write a record, and the server takes it: a key that is no task's, which goes at once.
-async fn writing(links: &Arc<Links>) -> Finding {
-    let subject = "writing";
-    let key = [links.settings.prefix.as_bytes(), PROBE].concat();
-    let mut probe = Commands::default();
-    probe.add(&[b"SET", &key, b"", b"PX", PROBE_LIFE_MS]);
-    probe.add(&[b"DEL", &key]);
-    let written = links.ask(At::Key(&key), links.deadline(), |_| Ok(Request::Batch(&probe))).await;
-    let refusal = match written {
-        Ok(replies) => match replies.first() {
-            Some(Reply::Error(text)) => Refusal::of_reply(text),
-            Some(Reply::Status(_) | Reply::Int(_) | Reply::Bulk(_) | Reply::List(_) | Reply::Nil) | None => {
-                return finding(Level::Fine, subject, "a key below the prefix was written and removed", "");
-            }
-        },
-        Err(refusal) => refusal,
-    };
-    let error = refusal.about("a key below the prefix");
-    finding(Level::Fault, subject, error.to_string(), error.hint())
-}
-
-/// Who takes a primary's place, and how.
-async fn failover(links: &Arc<Links>, primaries: usize) -> Result<Finding, Refusal> {
-    let subject = "failover";
-    Ok(match &links.settings.place {
-        Place::Servers(hosts) if hosts.len() == 1 => finding(
-            Level::Fine,
-            subject,
-            "none from here: the URL names one server, and calls fail while it is away",
-            "",
-        ),
-        Place::Servers(hosts) => {
-            let text = format!("by hand: the one of {} servers that says it is the primary is used", hosts.len());
-            finding(Level::Fine, subject, text, "")
-        }
-        Place::Sentinel { sentinels, service } => {
-            let text = format!("by Sentinel, which {} in the URL are asked for `{service}`", sentinels.len());
-            finding(Level::Fine, subject, text, "")
-        }
-        Place::Cluster(_) => {
-            let answers =
-                ask(links, 0, &[&["CLUSTER", "INFO"], &["CONFIG", "GET", "cluster-require-full-coverage"]]).await?;
-            match answers.as_slice() {
-                [info, coverage] => health::cluster(info, setting(coverage)),
-                _ => finding(Level::Warning, subject, format!("{primaries} primaries, whose state is unknown"), ""),
-            }
-        }
-    })
 }
 
 /// Whether those who wait for a task are called by the server, or look again and again.
@@ -205,51 +49,5 @@ async fn waiting(links: &Arc<Links>, server: &Target) -> Finding {
         ),
         Ok(Err(refusal)) => finding(Level::Warning, subject, refusal.message(), "try again"),
         Err(_elapsed) => finding(Level::Warning, subject, "no second connection was made in time", "try again"),
-    }
-}
-
-/// A primary, by the connection that answers.
-async fn server(links: &Arc<Links>, number: usize) -> Result<(Address, Server), Refusal> {
-    let seen = Mutex::new(None);
-    let ping = commands(&[&["PING"]]);
-    links
-        .ask(At::Primary(number), links.deadline(), |link| {
-            *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some((link.address.clone(), link.server.clone()));
-            Ok(Request::Batch(&ping))
-        })
-        .await?;
-    seen.into_inner().unwrap_or_else(PoisonError::into_inner).ok_or_else(|| Refusal::misshapen("PING"))
-}
-
-async fn ask(links: &Arc<Links>, number: usize, words: &[&[&str]]) -> Result<Vec<Reply>, Refusal> {
-    let commands = commands(words);
-    links.ask(At::Primary(number), links.deadline(), |_| Ok(Request::Batch(&commands))).await
-}
-
-fn commands(all: &[&[&str]]) -> Commands {
-    let mut commands = Commands::default();
-    for words in all {
-        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-        commands.add(&words);
-    }
-    commands
-}
-
-/// The median of a few round trips.
-async fn round_trip(links: &Arc<Links>, number: usize) -> Result<Duration, Refusal> {
-    let mut trips = [Duration::ZERO; TRIPS];
-    for trip in &mut trips {
-        let start = Instant::now();
-        ask(links, number, &[&["PING"]]).await?;
-        *trip = start.elapsed();
-    }
-    trips.sort_unstable();
-    Ok(trips[TRIPS / 2])
-}
-
-fn setting(answer: &Reply) -> Option<&str> {
-    match answer {
-        Reply::List(pair) => pair.get(1).and_then(Reply::text),
-        Reply::Status(_) | Reply::Error(_) | Reply::Int(_) | Reply::Bulk(_) | Reply::Nil => None,
     }
 }

@@ -66,9 +66,6 @@
 //! # Ok::<(), taskonce_core::Error>(())
 //! ```
 
-mod url;
-mod place;
-mod address;
 mod store;
 mod scan;
 mod reads;
@@ -79,23 +76,7 @@ mod watch;
 mod watch_board;
 mod watch_line;
 mod examine;
-mod health;
-mod connection;
-mod cluster;
-mod slots;
-mod shape;
-mod primary;
-mod sentinels;
-mod lines;
-mod node;
-mod shared;
-mod process;
-mod dial;
-mod server;
-mod pipe;
-mod driver;
+mod request;
 mod script;
-mod wire;
-mod fault;
 
 pub use store::RedisStore;

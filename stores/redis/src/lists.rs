@@ -17,15 +17,16 @@ use taskonce_core::key::Key;
 use taskonce_core::record::{Found, Record, State};
 use taskonce_core::store::{Expected, Finding, Level, Next, Swap};
 use taskonce_core::{Error, ErrorKind, Result};
+use taskonce_redis_wire::connection::{At, Batch, Link, Links};
+use taskonce_redis_wire::fault::Refusal;
+use taskonce_redis_wire::pipe::next_mark;
+use taskonce_redis_wire::wire::{Commands, Reply};
 use tokio::time::{Instant, timeout_at};
 
 use crate::behind::{Behind, Leg};
-use crate::connection::{At, Link, Links, Request};
-use crate::fault::Refusal;
-use crate::pipe::next_mark;
+use crate::request::Request;
 use crate::script::{Call, Change, Verb, What};
-use crate::store::{first_error, life_millis};
-use crate::wire::{Commands, Reply};
+use crate::store::life_millis;
 
 /// What the names of lists begin with, below the prefix. No key of a task does.
 const NAME: &str = "~list:";
@@ -165,7 +166,7 @@ impl Moves<'_> {
         record: &[u8],
         swap: impl Future<Output = Result<Swap>>,
     ) -> Result<Swap> {
-        let behind = links.behind().map_err(|refusal| links.error(refusal))?;
+        let behind = links.beside::<Behind>().map_err(|refusal| links.error(refusal))?;
         if let Some(entry) = &self.remove {
             behind.forget(entry);
         }
@@ -293,10 +294,10 @@ async fn count(links: &Arc<Links>, list: List) -> Result<i64, Refusal> {
     let name = list.name(&links.settings.prefix).into_bytes();
     let mut commands = Commands::default();
     commands.add(&[b"ZSCAN", &name, b"0", b"COUNT", b"1"]).add(&[b"ZCARD", &name]).add(&[b"TIME"]);
-    let answers = links.ask(At::Key(&name), deadline, |_| Ok(Request::Batch(&commands))).await?;
+    let answers = links.ask(At::Key(&name), deadline, |_| Ok(Batch(&commands))).await?;
     match answers.as_slice() {
         [Reply::List(_), Reply::Int(count), Reply::List(_)] => Ok(*count),
-        answers => Err(first_error(answers, "ZSCAN")),
+        answers => Err(Refusal::first_of(answers, "ZSCAN")),
     }
 }
 
@@ -322,7 +323,7 @@ pub(crate) async fn change(
     };
     match links.ask(At::Key(&name), deadline, request).await?.as_slice() {
         [Reply::Bulk(_)] => Ok(()),
-        answers => Err(first_error(answers, "EVALSHA")),
+        answers => Err(Refusal::first_of(answers, "EVALSHA")),
     }
 }
 

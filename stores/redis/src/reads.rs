@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use taskonce_core::Result;
 use taskonce_core::key::Key;
+use taskonce_redis_wire::connection::{At, Batch, Link, Links};
+use taskonce_redis_wire::fault::Refusal;
+use taskonce_redis_wire::wire::{Commands, Reply};
 use tokio::time::Instant;
 
-use crate::connection::{At, Link, Links, Request};
-use crate::fault::Refusal;
 use crate::lists::join;
-use crate::store::first_error;
-use crate::wire::{Commands, Reply};
+use crate::request::Request;
 
 /// For which part of a call's time a page waits for one of several servers.
 const NODE_SHARE: u32 = 2;
@@ -101,7 +101,7 @@ impl<'a> Reads<'a> {
     fn answered(&self, answer: Loaded) -> Loaded {
         let answer = answer?;
         if answer.iter().any(|reply| matches!(reply, Reply::Error(_))) {
-            let refusal = first_error(&answer, "GET");
+            let refusal = Refusal::first_of(&answer, "GET");
             if self.is_spread && refusal.may_pass() {
                 return Err(refusal);
             }
@@ -121,7 +121,7 @@ async fn load_at(
     for name in names {
         commands.add(&[b"GET", name]).add(&[b"PTTL", name]);
     }
-    let request = |link: &Link| link.server.accept(&links.settings).map(|()| Request::Batch(&commands));
+    let request = |link: &Link| link.server.accept(&links.settings).map(|()| Batch(&commands));
     let mut answers = links.ask(At::Primary(number), until, request).await?.into_iter();
     let pairs: Vec<[Reply; 2]> = std::iter::from_fn(|| Some([answers.next()?, answers.next()?])).collect();
     if pairs.len() == count { Ok(pairs) } else { Err(Refusal::misshapen("GET")) }
@@ -131,7 +131,7 @@ async fn load_at(
 async fn load_one(links: &Arc<Links>, name: &[u8], until: Instant) -> Loaded {
     let request = |link: &Link| link.server.accept(&links.settings).map(|()| Request::Load { key: name });
     let answers = links.ask(At::Key(name), until, request).await?;
-    answers.try_into().map_err(|answers: Vec<Reply>| first_error(&answers, "GET"))
+    answers.try_into().map_err(|answers: Vec<Reply>| Refusal::first_of(&answers, "GET"))
 }
 
 /// Whether a key is at another server than the one that was asked.

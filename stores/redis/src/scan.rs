@@ -14,17 +14,17 @@ use std::time::Duration;
 use taskonce_core::key::Key;
 use taskonce_core::store::{Cursor, Filter, Page, Row};
 use taskonce_core::{ErrorKind, Result};
+use taskonce_redis_wire::connection::{At, Batch, Link, Links};
+use taskonce_redis_wire::fault::Refusal;
+use taskonce_redis_wire::shape::Shape;
+use taskonce_redis_wire::wire::{Commands, Digits, Reply};
 use tokio::time::Instant;
 
-use crate::connection::{At, Link, Links, Request};
 use crate::cursor::{LOOKS_MAX, Place, Source, Stop, Taken};
-use crate::fault::Refusal;
 use crate::lists::{self, Entry, List};
 use crate::reads::Reads;
 use crate::script::{Change, Verb};
-use crate::shape::Shape;
-use crate::store::{first_error, found};
-use crate::wire::{Commands, Digits, Reply};
+use crate::store::found;
 
 /// How often one walk begins again because slots moved.
 const AGAIN_MAX: u32 = 16;
@@ -319,7 +319,7 @@ impl Walk<'_> {
                 Ok([Reply::Nil, _] | [_, Reply::Int(-2)]) => (None, 0),
                 Ok([Reply::Bulk(bytes), Reply::Int(left)]) => (Some(found(key, &bytes, left)), left),
                 Ok(answer) => {
-                    let refusal = first_error(&answer, "GET");
+                    let refusal = Refusal::first_of(&answer, "GET");
                     if refusal.kind() != ErrorKind::Corrupt {
                         return Err(self.links.error(refusal));
                     }
@@ -367,7 +367,7 @@ impl Walk<'_> {
     }
 
     async fn ask(&self, at: At<'_>, commands: &Commands) -> Result<Vec<Reply>> {
-        let request = |link: &Link| link.server.accept(&self.links.settings).map(|()| Request::Batch(commands));
+        let request = |link: &Link| link.server.accept(&self.links.settings).map(|()| Batch(commands));
         self.links.ask(at, self.deadline, request).await.map_err(|refusal| self.links.error(refusal))
     }
 }
@@ -376,7 +376,7 @@ impl Walk<'_> {
 fn scanned<'a>(answer: Option<&'a Reply>, command: &str) -> Result<(u64, &'a [Reply]), Refusal> {
     let misshapen = || Refusal::misshapen(command);
     let Some(Reply::List(parts)) = answer else {
-        return Err(first_error(answer.map_or(&[], std::slice::from_ref), command));
+        return Err(Refusal::first_of(answer.map_or(&[], std::slice::from_ref), command));
     };
     let [Reply::Bulk(cursor), Reply::List(items)] = parts.as_slice() else { return Err(misshapen()) };
     let end = std::str::from_utf8(cursor).ok().and_then(|cursor| cursor.parse().ok());

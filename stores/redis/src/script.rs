@@ -2,7 +2,8 @@
 
 use std::sync::LazyLock;
 
-use crate::wire::{Commands, Digits};
+use taskonce_redis_wire::script::{Dialect, Script, hash};
+use taskonce_redis_wire::wire::{Commands, Digits};
 
 const SWAP_BODY: &str = include_str!("swap.lua");
 const SWAP_LEGACY_BODY: &str = include_str!("swap_6_2.lua");
@@ -14,25 +15,10 @@ const LIST_LEGACY_BODY: &str = concat!("redis.call('ZREM', KEYS[1], '')\n", incl
 /// The texts of all scripts. A server refuses those of another form.
 pub(crate) const BODIES: [&str; 4] = [SWAP_BODY, SWAP_LEGACY_BODY, LIST_BODY, LIST_LEGACY_BODY];
 
-/// A script in one form: its text, and its name on the server.
-struct Script {
-    body: &'static str,
-    hash: LazyLock<String>,
-}
-
 static SWAP: Script = Script { body: SWAP_BODY, hash: LazyLock::new(|| hash(SWAP_BODY)) };
 static SWAP_LEGACY: Script = Script { body: SWAP_LEGACY_BODY, hash: LazyLock::new(|| hash(SWAP_LEGACY_BODY)) };
 static LIST: Script = Script { body: LIST_BODY, hash: LazyLock::new(|| hash(LIST_BODY)) };
 static LIST_LEGACY: Script = Script { body: LIST_LEGACY_BODY, hash: LazyLock::new(|| hash(LIST_LEGACY_BODY)) };
-
-/// Which form a server needs.
-#[derive(Clone, Copy)]
-pub(crate) enum Dialect {
-    /// From 7.0 on.
-    Modern,
-    /// Before.
-    Legacy,
-}
 
 /// One call of a script.
 #[derive(Clone, Copy)]
@@ -126,8 +112,4 @@ impl Call<'_> {
             }
         }
     }
-}
-
-fn hash(body: &str) -> String {
-    sha1_smol::Sha1::from(body).hexdigest()
 }

@@ -11,14 +11,17 @@ use taskonce_core::store::{
     Cursor, Expected, Filter, Finding, Generation, Ground, Memory, Next, Page, Purged, Store, Swap,
 };
 use taskonce_core::{Error, ErrorKind, Result};
+use taskonce_redis_wire::connection::{At, Link, Links};
+use taskonce_redis_wire::fault::Refusal;
+use taskonce_redis_wire::pipe::next_mark;
+use taskonce_redis_wire::script::Dialect;
+use taskonce_redis_wire::url::Further;
+use taskonce_redis_wire::url::Settings;
+use taskonce_redis_wire::wire::Reply;
 use tokio::time::Instant;
 
-use crate::connection::{At, Link, Links, Request};
-use crate::fault::Refusal;
-use crate::pipe::next_mark;
-use crate::script::{Call, Dialect, What};
-use crate::url::Settings;
-use crate::wire::Reply;
+use crate::request::Request;
+use crate::script::{BODIES, Call, What};
 use crate::{examine, lists, scan, watch};
 
 /// The longest life of a key: Redis computes expiry times in milliseconds that must fit into 63 bits.
@@ -61,7 +64,8 @@ impl RedisStore {
     /// # Errors
     /// [`ErrorKind::BadUrl`] with everything that is wrong with the URL. It never shows the password.
     pub fn from_url(url: &str) -> Result<RedisStore> {
-        Ok(RedisStore { links: Arc::new(Links::new(Settings::read(url)?)?) })
+        let further = Further { what: "store", known: &[], take: &mut |_, _| None };
+        Ok(RedisStore { links: Arc::new(Links::new(Settings::read(url, further)?, &BODIES)?) })
     }
 
     fn name_of(&self, key: &Key) -> Vec<u8> {
@@ -101,7 +105,7 @@ impl RedisStore {
             [Reply::Nil, Reply::Int(_)] => Ok(Answer::Stored),
             [Reply::Bulk(there), Reply::Int(left)] => Ok(held(there, *left)),
             [script] => script_answer(script),
-            answers => Err(first_error(answers, "SET")),
+            answers => Err(Refusal::first_of(answers, "SET")),
         };
         answer.map_err(|refusal| self.error(key, refusal))
     }
@@ -147,7 +151,7 @@ impl RedisStore {
             [Reply::Nil] => {}
             [Reply::Error(text)] if Refusal::of_reply(text).kind() == ErrorKind::Full => {}
             [answer] => return script_answer(answer).map_err(|refusal| self.error(key, refusal)),
-            answers => return Err(self.error(key, first_error(answers, "SET"))),
+            answers => return Err(self.error(key, Refusal::first_of(answers, "SET"))),
         }
         Box::pin(self.exchange(deadline, key, &before.token.0, &record.token.0, Some((bytes, life)))).await
     }
@@ -172,7 +176,7 @@ impl RedisStore {
             .map_err(|refusal| self.error(key, refusal))?;
         match answers.as_slice() {
             [answer] => script_answer(answer),
-            answers => Err(first_error(answers, "EVALSHA")),
+            answers => Err(Refusal::first_of(answers, "EVALSHA")),
         }
         .map_err(|refusal| self.error(key, refusal))
     }
@@ -268,7 +272,7 @@ impl RedisStore {
                 Answer::Held { bytes, left } => Ok(Some((bytes, left))),
                 Answer::Nothing | Answer::Stored => Ok(None),
             },
-            answers => Err(self.error(key, first_error(answers, "GET"))),
+            answers => Err(self.error(key, Refusal::first_of(answers, "GET"))),
         }
     }
 }
@@ -321,7 +325,7 @@ impl Store for RedisStore {
     }
 
     async fn examine(&self) -> Vec<Finding> {
-        examine::findings(&self.links).await
+        taskonce_redis_wire::examine::findings(&self.links, &examine::OfStore).await
     }
 
     fn told(&self, _key: &Key, _end: &Arc<Record>) {}
@@ -372,14 +376,6 @@ pub(crate) fn found(key: &Key, bytes: &[u8], left: i64) -> Result<Found> {
     let record = codec::decode(key, bytes)?;
     let age = if left < 0 { 0 } else { life_millis(&record) as i64 - left };
     Ok(Found { age: Age::from_millis(age), record: Arc::new(record) })
-}
-
-pub(crate) fn first_error(answers: &[Reply], command: &str) -> Refusal {
-    let error = answers.iter().find_map(|answer| match answer {
-        Reply::Error(text) => Some(Refusal::of_reply(text)),
-        Reply::Status(_) | Reply::Int(_) | Reply::Bulk(_) | Reply::Nil | Reply::List(_) => None,
-    });
-    error.unwrap_or_else(|| Refusal::misshapen(command))
 }
 
 /// The expiry that a record is written with. Its age is counted from it.

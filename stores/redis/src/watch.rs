@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use taskonce_core::record::Record;
+use taskonce_redis_wire::connection::Links;
+use taskonce_redis_wire::fault::Refusal;
+use taskonce_redis_wire::node::Target;
 use tokio::time::Instant;
 
-use crate::connection::Links;
-use crate::fault::Refusal;
-use crate::node::Target;
 use crate::watch_board::{Board, Ended, Guest, NotWatched};
 use crate::watch_line;
 
@@ -51,7 +51,7 @@ enum Rest {
 /// told.
 pub(crate) async fn changed(links: &Arc<Links>, name: &[u8], seen: &Record) -> Result<bool, Refusal> {
     let server = links.server_of(name);
-    let mut guest = match links.with_watches(|watches| watches.join(links, &server, name, seen))? {
+    let mut guest = match links.beside::<Watches>()?.join(links, &server, name, seen) {
         Joined::Guest(guest) => guest,
         Joined::CannotTell => return Ok(false),
         Joined::Unreached(refusal) => return Err(refusal),

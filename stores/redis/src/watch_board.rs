@@ -12,10 +12,9 @@ use std::time::Duration;
 
 use taskonce_core::codec;
 use taskonce_core::record::{ClaimId, Record, State, Token};
+use taskonce_redis_wire::fault::Refusal;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
-
-use crate::fault::Refusal;
 
 /// How many keys one connection watches; who comes later looks by himself.
 const KEYS_MAX: usize = 10_000;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use taskonce_core::codec;
+use taskonce_redis_wire::fault::Refusal;
+use taskonce_redis_wire::pipe::{Wire, too_late};
+use taskonce_redis_wire::wire::{Commands, Digits, Reply, Word, parse_word};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::fault::Refusal;
-use crate::pipe::{Wire, too_late};
 use crate::watch_board::{Board, Ended, Holds, Name};
-use crate::wire::{Commands, Digits, Reply, Word, parse_word};
 
 /// The name that the server shows in `CLIENT LIST`.
 const CLIENT_NAME: &[u8] = b"taskonce-watch";

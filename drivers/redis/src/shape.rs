@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
-use crate::connection::{Links, Request};
+use crate::connection::{Batch, Links};
 use crate::fault::Refusal;
 use crate::node::{Node, Sending};
 use crate::shared::lock;
@@ -23,11 +23,11 @@ use crate::wire::Commands;
 
 /// How the keys are spread over servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub struct Shape {
     /// The primaries to visit, by their numbers, in this order.
-    pub(crate) order: Vec<usize>,
+    pub order: Vec<usize>,
     /// Changes when slots move, or begin to.
-    pub(crate) mark: u32,
+    pub mark: u32,
 }
 
 impl Shape {
@@ -132,10 +132,10 @@ async fn ask(node: &Node, links: &Arc<Links>, deadline: Instant) -> Result<Own, 
     let mut commands = Commands::default();
     commands.add(&[b"CLUSTER", b"NODES"]);
     let sending = Sending { asking: false, connect_wait: None, patience: None, deadline };
-    let sent = node.send(links, sending, |_| Ok(Request::Batch(&commands))).await;
+    let sent = node.send(links, sending, |_| Ok(Batch(&commands))).await;
     let (link, replies) = sent.map_err(|failure| failure.of(node).refusal())?;
     let own = replies.first().and_then(|reply| own(reply.text()?));
-    own.ok_or_else(|| crate::store::first_error(&replies, "CLUSTER NODES").of(&link.address))
+    own.ok_or_else(|| Refusal::first_of(&replies, "CLUSTER NODES").of(&link.address))
 }
 
 /// The line of the one that was asked: `id address flags master ping pong epoch link slots…`.

@@ -38,7 +38,7 @@ impl<T> Process<T> {
     /// Those of the current runtime.
     pub(crate) fn here(&self, make: impl FnOnce() -> T) -> Result<Arc<T>, Refusal> {
         let runtime = Handle::try_current()
-            .map_err(|_| Refusal::new(ErrorKind::Unsupported, "the Redis store was used outside of a tokio runtime"))?
+            .map_err(|_| Refusal::new(ErrorKind::Unsupported, "Redis was used outside of a tokio runtime"))?
             .id();
         let mut runtimes = lock(&self.runtimes);
         if let Some((_, there)) = runtimes.iter().find(|(id, _)| *id == runtime) {

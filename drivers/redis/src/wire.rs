@@ -13,7 +13,7 @@ const LINE_MAX: usize = 64 << 10;
 
 /// A reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Reply {
+pub enum Reply {
     /// A short text, such as `OK`.
     Status(Cow<'static, str>),
     /// An error of the server's.
@@ -30,7 +30,7 @@ pub(crate) enum Reply {
 
 impl Reply {
     /// The text of a status or of bytes.
-    pub(crate) fn text(&self) -> Option<&str> {
+    pub fn text(&self) -> Option<&str> {
         match self {
             Reply::Status(text) => Some(text),
             Reply::Bulk(bytes) => std::str::from_utf8(bytes).ok(),
@@ -41,14 +41,16 @@ impl Reply {
 
 /// Commands, ready to be sent.
 #[derive(Default)]
-pub(crate) struct Commands {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) count: usize,
+pub struct Commands {
+    /// As they are sent.
+    pub bytes: Vec<u8>,
+    /// How many there are.
+    pub count: usize,
 }
 
 impl Commands {
     /// Adds one command.
-    pub(crate) fn add(&mut self, words: &[&[u8]]) -> &mut Commands {
+    pub fn add(&mut self, words: &[&[u8]]) -> &mut Commands {
         let size = words.iter().map(|word| word.len() + 16).sum::<usize>() + 16;
         self.bytes.reserve(size);
         self.header(b'*', words.len());
@@ -62,20 +64,20 @@ impl Commands {
     }
 
     /// Forgets all commands, and keeps a buffer of at most `keep` bytes.
-    pub(crate) fn clear(&mut self, keep: usize) {
+    pub fn clear(&mut self, keep: usize) {
         self.bytes.clear();
         self.bytes.shrink_to(keep);
         self.count = 0;
     }
 
     /// Adds the commands of another list.
-    pub(crate) fn append(&mut self, other: &Commands) {
+    pub fn append(&mut self, other: &Commands) {
         self.bytes.extend_from_slice(&other.bytes);
         self.count += other.count;
     }
 
     /// Adds the commands of another list, and another command before each.
-    pub(crate) fn append_each_after(&mut self, words: &[&[u8]], other: &Commands) {
+    pub fn append_each_after(&mut self, words: &[&[u8]], other: &Commands) {
         let mut rest = other.bytes.as_slice();
         // Commands are lists of bytes, and so have the form of replies.
         while let Ok(Some((_, length))) = parse(rest) {
@@ -94,13 +96,14 @@ impl Commands {
 }
 
 /// A number as decimal digits.
-pub(crate) struct Digits {
+pub struct Digits {
     buffer: [u8; 20],
     start: usize,
 }
 
 impl Digits {
-    pub(crate) fn of(mut number: u64) -> Digits {
+    /// Those of a number.
+    pub fn of(mut number: u64) -> Digits {
         let mut digits = Digits { buffer: [0; 20], start: 20 };
         loop {
             digits.start -= 1;
@@ -112,18 +115,19 @@ impl Digits {
         }
     }
 
-    pub(crate) fn as_bytes(&self) -> &[u8] {
+    /// The digits.
+    pub fn as_bytes(&self) -> &[u8] {
         &self.buffer[self.start..]
     }
 }
 
 /// These bytes are not of this protocol.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Garbled;
+pub struct Garbled;
 
 /// What a server says on a connection of RESP 3.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Word {
+pub enum Word {
     /// The answer to the next command.
     Reply(Reply),
     /// What nobody asked for just now.
@@ -138,12 +142,12 @@ enum Version {
 }
 
 /// The first reply in `bytes` and its length; `None` while its end has not arrived.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>, Garbled> {
+pub fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>, Garbled> {
     parse_nested(bytes, DEPTH_MAX, Version::Two)
 }
 
 /// The same of RESP 3.
-pub(crate) fn parse_word(bytes: &[u8]) -> Result<Option<(Word, usize)>, Garbled> {
+pub fn parse_word(bytes: &[u8]) -> Result<Option<(Word, usize)>, Garbled> {
     if bytes.first() != Some(&b'>') {
         return Ok(parse_nested(bytes, DEPTH_MAX, Version::Three)?.map(|(reply, end)| (Word::Reply(reply), end)));
     }

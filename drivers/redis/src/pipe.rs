@@ -33,35 +33,35 @@ const CALLS_MAX: usize = 4096;
 pub(crate) const WAIT_SLACK: Duration = Duration::from_millis(100);
 
 /// What the connection runs over.
-pub(crate) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+pub trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
 /// How long a call waits.
 #[derive(Clone, Copy)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// From here on it waits only if the server has answered others.
-    pub(crate) patience: Instant,
+    pub patience: Instant,
     /// For so long.
-    pub(crate) silence: Duration,
+    pub silence: Duration,
     /// Here it ends.
-    pub(crate) deadline: Instant,
+    pub deadline: Instant,
 }
 
 /// Which replicas must have a write before it counts.
 #[derive(Clone, Copy)]
-pub(crate) struct Replicas {
+pub struct Replicas {
     /// So many.
-    pub(crate) count: u32,
+    pub count: u32,
     /// How long they are waited for.
-    pub(crate) at_most: Duration,
+    pub at_most: Duration,
 }
 
 /// Says of a call's replies whether they tell of a write.
-pub(crate) type Wrote = fn(&[Reply]) -> bool;
+pub type Wrote = fn(&[Reply]) -> bool;
 
 /// Why a call has no answer.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub enum Trouble {
     /// Nothing more must be sent on this connection.
     Broken(Refusal),
     /// The connection works, and is slow.
@@ -69,7 +69,7 @@ pub(crate) enum Trouble {
 }
 
 /// The calls' end of a connection. When it is dropped, the connection closes.
-pub(crate) struct Pipe {
+pub struct Pipe {
     shared: Arc<Shared>,
     room: Arc<Semaphore>,
 }
@@ -111,10 +111,7 @@ impl Pipe {
     /// A connection over this wire. The future drives it, and ends with it.
     ///
     /// With `replicas` a write on it counts only when they have it.
-    pub(crate) fn new(
-        wire: Box<dyn Wire>,
-        replicas: Option<Replicas>,
-    ) -> (Pipe, impl Future<Output = ()> + Send + 'static) {
+    pub fn new(wire: Box<dyn Wire>, replicas: Option<Replicas>) -> (Pipe, impl Future<Output = ()> + Send + 'static) {
         let shared =
             Arc::new(Shared { queue: Mutex::default(), made: Instant::now(), silent_since: AtomicU64::new(0) });
         let driver = Driver::new(wire, Arc::clone(&shared), replicas);
@@ -124,7 +121,7 @@ impl Pipe {
     /// Sends the commands that `write` adds, and returns one reply to each. An error that the server answers is a reply.
     ///
     /// With `wrote` the commands may write; where writes must reach replicas, it fails when one did not.
-    pub(crate) async fn call(
+    pub async fn call(
         &self,
         limits: Limits,
         wrote: Option<Wrote>,
@@ -237,17 +234,18 @@ impl Shared {
 }
 
 /// A number that this process has not used before.
-pub(crate) fn next_mark() -> [u8; 8] {
+pub fn next_mark() -> [u8; 8] {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes()
 }
 
 /// There is no answer in time.
-pub(crate) fn too_late() -> Refusal {
+pub fn too_late() -> Refusal {
     Refusal::new(ErrorKind::TimedOut, "the server did not answer in time")
 }
 
-pub(crate) fn closed() -> Refusal {
+/// There is no connection any more.
+pub fn closed() -> Refusal {
     Refusal::new(ErrorKind::Unreachable, "the connection was closed")
 }
 

@@ -126,6 +126,7 @@ pub(crate) async fn outcome<T>(mut attempt: Attempt<T>, until: Instant) -> Resul
     }
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks, also when somebody who held it panicked.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,15 +6,16 @@ use url::Url;
 
 /// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Address {
+pub struct Address {
     /// A name, or an IP address without brackets.
-    pub(crate) host: String,
-    pub(crate) port: u16,
+    pub host: String,
+    /// Its port.
+    pub port: u16,
 }
 
 impl Address {
     /// Reads `host[:port]`, an IPv6 address in brackets.
-    pub(crate) fn read(text: &str, default_port: u16) -> Result<Address, String> {
+    pub fn read(text: &str, default_port: u16) -> Result<Address, String> {
         let whole = match text.is_empty() {
             false => Url::parse(&format!("redis://{text}")).map_err(|error| format!("a host is wrong: {error}"))?,
             true => return Err("it names no host".to_owned()),
@@ -29,13 +30,13 @@ impl Address {
 
     /// Reads `host:port` as a redirection tells it. Where it leaves the host out, it means that of the one that was
     /// asked.
-    pub(crate) fn told(text: &str, asked: &Address) -> Option<Address> {
+    pub fn told(text: &str, asked: &Address) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
         Some(Address::of(host, port.parse().ok()?, asked))
     }
 
     /// The same of a host and a port.
-    pub(crate) fn of(host: &str, port: u16, asked: &Address) -> Address {
+    pub fn of(host: &str, port: u16, asked: &Address) -> Address {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let host = if matches!(host, "" | "?") { &asked.host } else { host };
         Address { host: host.to_owned(), port }
@@ -53,7 +54,7 @@ impl fmt::Display for Address {
 }
 
 /// Several addresses, one after another.
-pub(crate) fn list(addresses: &[Address]) -> String {
+pub fn list(addresses: &[Address]) -> String {
     addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(",")
 }
 

@@ -12,11 +12,16 @@ const HOSTS_MAX: usize = 32;
 
 /// Where the records are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub enum Place {
     /// On one of these servers, which replicate one another: on the one that is the primary.
     Servers(Vec<Address>),
     /// On the server that these Sentinels name as the primary of this service.
-    Sentinel { sentinels: Vec<Address>, service: String },
+    Sentinel {
+        /// The Sentinels.
+        sentinels: Vec<Address>,
+        /// By which they know the primary.
+        service: String,
+    },
     /// On the nodes of a Cluster, which are found by asking some of them.
     Cluster(Vec<Address>),
 }

@@ -16,7 +16,6 @@ use crate::fault::Refusal;
 use crate::pipe::Wire;
 use crate::place::{Login, Place};
 use crate::primary::Reached;
-use crate::script::BODIES;
 use crate::server::Server;
 use crate::url::{Settings, Tls};
 use crate::wire::{Commands, Reply, parse};
@@ -34,11 +33,12 @@ pub(crate) struct Dial {
     sentinel_login: Option<Login>,
     database: i64,
     tls: Option<TlsConnector>,
+    scripts: &'static [&'static str],
 }
 
 impl Dial {
     /// Checks what can be checked without a connection.
-    pub(crate) fn new(settings: &Settings) -> Result<Dial, Refusal> {
+    pub(crate) fn new(settings: &Settings, scripts: &'static [&'static str]) -> Result<Dial, Refusal> {
         let tls = match &settings.tls {
             None => None,
             Some(tls) => {
@@ -56,6 +56,7 @@ impl Dial {
             sentinel_login: settings.sentinel_login.clone(),
             database: settings.database,
             tls,
+            scripts,
         })
     }
 
@@ -100,7 +101,7 @@ impl Dial {
         let must_succeed = commands.count;
         commands.add(&[b"HELLO"]).add(&[b"INFO", b"memory"]);
         // Conveniences: a user without the permission works as well.
-        for body in BODIES {
+        for body in self.scripts {
             commands.add(&[b"SCRIPT", b"LOAD", body.as_bytes()]);
         }
         commands.add(&[b"CLIENT", b"SETNAME", CLIENT_NAME]);
@@ -144,7 +145,7 @@ fn certified_name(address: &Address) -> Result<ServerName<'static>, Refusal> {
 }
 
 /// Sends commands and waits for one reply to each.
-pub(crate) async fn exchange(wire: &mut Box<dyn Wire>, commands: &Commands) -> Result<Vec<Reply>, Refusal> {
+pub async fn exchange(wire: &mut Box<dyn Wire>, commands: &Commands) -> Result<Vec<Reply>, Refusal> {
     let io = |error: io::Error| Refusal::of_io(&error);
     wire.write_all(&commands.bytes).await.map_err(io)?;
     wire.flush().await.map_err(io)?;

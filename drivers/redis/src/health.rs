@@ -20,7 +20,8 @@ const LAG_WARNING: u64 = 5;
 /// Advice where the user may not ask.
 const ALLOW_INFO: &str = "allow the user `info`";
 
-pub(crate) fn finding(level: Level, subject: &str, text: impl Into<String>, hint: &str) -> Finding {
+/// A finding.
+pub fn finding(level: Level, subject: &str, text: impl Into<String>, hint: &str) -> Finding {
     Finding { level, subject: subject.into(), text: text.into(), hint: hint.into() }
 }
 

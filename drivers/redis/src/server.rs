@@ -21,44 +21,51 @@ type Version = (u32, u32);
 
 /// What a server takes part in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
+    /// A server by itself, or one that replicates another.
     Standalone,
+    /// A node of a Cluster.
     Cluster,
+    /// A Sentinel, which keeps no keys.
     Sentinel,
 }
 
 /// A server.
 #[derive(Clone)]
-pub(crate) struct Server {
-    pub(crate) mode: Mode,
+pub struct Server {
+    /// What it takes part in.
+    pub mode: Mode,
     version: Version,
     is_valkey: bool,
     /// `redis` or `valkey`, and the full version.
-    pub(crate) name: String,
-    pub(crate) is_replica: bool,
+    pub name: String,
+    /// Whether it replicates another.
+    pub is_replica: bool,
     /// What it does when its memory is full; `None` if this user may not know.
-    pub(crate) memory: Option<Memory>,
+    pub memory: Option<Memory>,
 }
 
 /// What a server does when its memory is full.
 #[derive(Clone)]
-pub(crate) struct Memory {
+pub struct Memory {
     /// In bytes; 0 means without a limit.
-    pub(crate) limit: u64,
-    pub(crate) used: u64,
-    pub(crate) policy: String,
+    pub limit: u64,
+    /// In bytes.
+    pub used: u64,
+    /// What is forgotten when it is full, as the server calls it.
+    pub policy: String,
 }
 
 impl Memory {
     /// Whether it would rather forget keys than refuse writes.
-    pub(crate) fn evicts(&self) -> bool {
+    pub fn evicts(&self) -> bool {
         self.limit > 0 && self.policy != "noeviction"
     }
 }
 
 impl Server {
     /// Reads the answers to `HELLO` and `INFO memory`.
-    pub(crate) fn read(hello: &Reply, info: &Reply) -> Result<Server, Refusal> {
+    pub fn read(hello: &Reply, info: &Reply) -> Result<Server, Refusal> {
         let pairs = match hello {
             Reply::List(pairs) => pairs,
             Reply::Error(text) => return Err(refused(text)),
@@ -94,7 +101,7 @@ impl Server {
     }
 
     /// Reads the answer to `CONFIG GET maxmemory*`, which some users may ask who may not ask `INFO`.
-    pub(crate) fn read_settings(&mut self, settings: &Reply) {
+    pub fn read_settings(&mut self, settings: &Reply) {
         if let Reply::List(pairs) = settings
             && let Some(limit) = get(pairs, "maxmemory").and_then(|limit| limit.parse().ok())
             && let Some(policy) = get(pairs, "maxmemory-policy")
@@ -103,17 +110,18 @@ impl Server {
         }
     }
 
-    pub(crate) fn dialect(&self) -> Dialect {
+    /// Which form of a script it needs.
+    pub fn dialect(&self) -> Dialect {
         if self.version >= VERSION_MODERN { Dialect::Modern } else { Dialect::Legacy }
     }
 
     /// Whether it can compare a whole value before it replaces it.
-    pub(crate) fn compares(&self) -> bool {
+    pub fn compares(&self) -> bool {
         self.version >= if self.is_valkey { VERSION_COMPARES_VALKEY } else { VERSION_COMPARES_REDIS }
     }
 
     /// Whether it is what the URL says that it is.
-    pub(crate) fn belongs(&self, place: &Place) -> Result<(), Refusal> {
+    pub fn belongs(&self, place: &Place) -> Result<(), Refusal> {
         let refuse = |what: &str, hint| Err(Refusal::new(ErrorKind::BadUrl, what).hint(hint));
         match (self.mode, place) {
             (Mode::Standalone, Place::Servers(_) | Place::Sentinel { .. }) | (Mode::Cluster, Place::Cluster(_)) => {
@@ -139,7 +147,7 @@ impl Server {
     }
 
     /// Whether the store may be used here.
-    pub(crate) fn accept(&self, settings: &Settings) -> Result<(), Refusal> {
+    pub fn accept(&self, settings: &Settings) -> Result<(), Refusal> {
         match &self.memory {
             Some(memory) if memory.evicts() && settings.eviction == Eviction::Refuse => Err(Refusal::new(
                 ErrorKind::Evicting,
@@ -175,6 +183,6 @@ fn too_old(name: &str) -> Refusal {
 }
 
 /// A field of an answer to `INFO`.
-pub(crate) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+pub fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }

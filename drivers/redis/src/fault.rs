@@ -4,9 +4,11 @@ use std::{fmt, io};
 
 use taskonce_core::{Error, ErrorKind, Retry};
 
+use crate::wire::Reply;
+
 /// An error before it is known what it is about. Unlike [`Error`] it can be told to several callers.
 #[derive(Clone, Debug)]
-pub(crate) struct Refusal {
+pub struct Refusal {
     kind: ErrorKind,
     message: String,
     hint: Option<&'static str>,
@@ -15,31 +17,33 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Refusal {
+    /// An error of this kind.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Refusal {
         Refusal { kind, message: message.into(), hint: None, lasts: false }
     }
 
     /// The same with better advice than its kind has.
-    pub(crate) fn hint(self, hint: &'static str) -> Refusal {
+    pub fn hint(self, hint: &'static str) -> Refusal {
         Refusal { hint: Some(hint), ..self }
     }
 
-    pub(crate) fn kind(&self) -> ErrorKind {
+    /// What kind of error it is.
+    pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
     /// The same, of one server among several.
-    pub(crate) fn of(self, server: impl fmt::Display) -> Refusal {
+    pub fn of(self, server: impl fmt::Display) -> Refusal {
         Refusal { message: format!("`{server}`: {}", self.message), ..self }
     }
 
     /// The same, of one Sentinel.
-    pub(crate) fn of_sentinel(self, sentinel: impl fmt::Display) -> Refusal {
+    pub fn of_sentinel(self, sentinel: impl fmt::Display) -> Refusal {
         Refusal { message: format!("Sentinel `{sentinel}`: {}", self.message), ..self }
     }
 
     /// What says more: this, or, where this is only that the time was up, what came before it.
-    pub(crate) fn or_before(self, before: Option<Refusal>) -> Refusal {
+    pub fn or_before(self, before: Option<Refusal>) -> Refusal {
         match self.kind {
             ErrorKind::TimedOut => before.unwrap_or(self),
             _ => self,
@@ -47,26 +51,27 @@ impl Refusal {
     }
 
     /// The same with advice that is better than that of its kind, where it has no other.
-    pub(crate) fn or_hint(self, hint: &'static str) -> Refusal {
+    pub fn or_hint(self, hint: &'static str) -> Refusal {
         Refusal { hint: self.hint.or(Some(hint)), ..self }
     }
 
     /// The same in other words.
-    pub(crate) fn saying(self, message: String) -> Refusal {
+    pub fn saying(self, message: String) -> Refusal {
         Refusal { message, ..self }
     }
 
-    pub(crate) fn message(&self) -> &str {
+    /// What is wrong.
+    pub fn message(&self) -> &str {
         &self.message
     }
 
     /// Whether it may pass by itself when servers change their roles, start or come back.
-    pub(crate) fn may_pass(&self) -> bool {
+    pub fn may_pass(&self) -> bool {
         !self.lasts && matches!(self.kind, ErrorKind::Unreachable | ErrorKind::TimedOut | ErrorKind::ReadOnly)
     }
 
     /// The same of a server that was found on the way and that others may replace: asking again later may help.
-    pub(crate) fn passing(self) -> Refusal {
+    pub fn passing(self) -> Refusal {
         let kind = if self.kind.retry() == Retry::Later { self.kind } else { ErrorKind::Unreachable };
         Refusal { kind, hint: Some(self.advice()), lasts: false, ..self }
     }
@@ -77,7 +82,7 @@ impl Refusal {
     }
 
     /// Of why none of several servers can be used. While one of the causes may pass, so may the whole.
-    pub(crate) fn of_all(causes: Vec<Refusal>) -> Option<Refusal> {
+    pub fn of_all(causes: Vec<Refusal>) -> Option<Refusal> {
         let (passing, lasting): (Vec<_>, Vec<_>) = causes.into_iter().partition(Refusal::may_pass);
         // A server that answers says more than one that does not.
         let passing = passing.into_iter().max_by_key(|refusal| refusal.kind == ErrorKind::ReadOnly);
@@ -91,7 +96,7 @@ impl Refusal {
     }
 
     /// Whether an answer says that the server is no primary any more.
-    pub(crate) fn is_of_a_replica(text: &str) -> bool {
+    pub fn is_of_a_replica(text: &str) -> bool {
         let code = text.split(' ').next().unwrap_or_default();
         let codes = ["READONLY", "UNBLOCKED", "MASTERDOWN"];
         // Servers before 7.0 wrap what a script met into a text of their own.
@@ -99,7 +104,8 @@ impl Refusal {
         codes.contains(&code) || texts.iter().any(|part| text.contains(part))
     }
 
-    pub(crate) fn about(self, subject: impl Into<String>) -> Error {
+    /// The error, now that it is known what it is about.
+    pub fn about(self, subject: impl Into<String>) -> Error {
         let error = Error::new(self.kind, self.message).about(subject);
         match self.hint {
             Some(hint) => error.with_hint(hint),
@@ -108,22 +114,22 @@ impl Refusal {
     }
 
     /// An answer of another shape than the command has.
-    pub(crate) fn misshapen(what: &str) -> Refusal {
+    pub fn misshapen(what: &str) -> Refusal {
         Refusal::new(ErrorKind::Protocol, format!("the answer to {what} has a shape that Redis never sends"))
     }
 
     /// The bytes are of another protocol.
-    pub(crate) fn garbled() -> Refusal {
+    pub fn garbled() -> Refusal {
         Refusal::new(ErrorKind::Protocol, "what listens there does not speak the protocol of Redis")
     }
 
     /// An answer came in the place of another.
-    pub(crate) fn out_of_step() -> Refusal {
+    pub fn out_of_step() -> Refusal {
         Refusal::new(ErrorKind::Protocol, "the connection was out of step and is dropped: an answer was not ours")
     }
 
     /// A write is here, and too few replicas have it.
-    pub(crate) fn unreplicated(reached: i64, asked: u32) -> Refusal {
+    pub fn unreplicated(reached: i64, asked: u32) -> Refusal {
         let replicas = if reached == 1 { "replica" } else { "replicas" };
         let text =
             format!("the write is on the primary, and {reached} {replicas} acknowledged it in time, not {asked}");
@@ -131,7 +137,7 @@ impl Refusal {
     }
 
     /// What the system says of a connection.
-    pub(crate) fn of_io(error: &io::Error) -> Refusal {
+    pub fn of_io(error: &io::Error) -> Refusal {
         match error.kind() {
             io::ErrorKind::TimedOut => Refusal::new(ErrorKind::TimedOut, "the server does not answer"),
             io::ErrorKind::ConnectionRefused => {
@@ -150,8 +156,18 @@ impl Refusal {
         }
     }
 
+    /// The first error among these answers to a command; without one their shape is wrong.
+    #[must_use]
+    pub fn first_of(answers: &[Reply], command: &str) -> Refusal {
+        let error = answers.iter().find_map(|answer| match answer {
+            Reply::Error(text) => Some(Refusal::of_reply(text)),
+            Reply::Status(_) | Reply::Int(_) | Reply::Bulk(_) | Reply::Nil | Reply::List(_) => None,
+        });
+        error.unwrap_or_else(|| Refusal::misshapen(command))
+    }
+
     /// An error that the server answered: a code in capitals, and a text.
-    pub(crate) fn of_reply(text: &str) -> Refusal {
+    pub fn of_reply(text: &str) -> Refusal {
         let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
         Refusal::of_code(code, detail)
     }

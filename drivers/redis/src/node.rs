@@ -11,7 +11,7 @@ use taskonce_core::{ErrorKind, Result};
 use tokio::time::{Instant, timeout_at};
 
 use crate::address::Address;
-use crate::connection::{Link, Links, Request};
+use crate::connection::{Link, Links, Question};
 use crate::fault::Refusal;
 use crate::pipe::{Limits, Trouble, too_late};
 use crate::place::Place;
@@ -35,7 +35,7 @@ pub(crate) struct Node {
 
 /// Where the connection of a node goes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Target {
+pub enum Target {
     /// To this server.
     Server(Address),
     /// To the primary, wherever it is when the connection is made.
@@ -115,11 +115,11 @@ impl Node {
 
     /// Sends a request once. An error that the server answers is an answer; one that says that it is no primary ends the
     /// connection for all.
-    pub(crate) async fn send<'a>(
+    pub(crate) async fn send<Q: Question>(
         &self,
         links: &Arc<Links>,
         sending: Sending,
-        request: impl Fn(&Link) -> Result<Request<'a>, Refusal>,
+        request: impl Fn(&Link) -> Result<Q, Refusal>,
     ) -> Result<(Arc<Link>, Vec<Reply>), Failure> {
         let (link, made_now) = match self.now(links) {
             Ok(link) => (link, false),

@@ -192,15 +192,16 @@ fn unknown(service: &str) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::url::Settings;
+    use crate::url::{Further, Settings};
 
     fn word(host: &str, epoch: u64) -> Word {
         Word { address: Address { host: host.to_owned(), port: 1 }, epoch }
     }
 
     fn three() -> Sentinels {
-        let settings = Settings::read("redis+sentinel://a,b,c/tasks").unwrap();
-        let dial = Dial::new(&settings).unwrap_or_else(|refusal| panic!("{refusal:?}"));
+        let further = Further { what: "store", known: &[], take: &mut |_, _| None };
+        let settings = Settings::read("redis+sentinel://a,b,c/tasks", further).unwrap();
+        let dial = Dial::new(&settings, &[]).unwrap_or_else(|refusal| panic!("{refusal:?}"));
         let addresses = ["a", "b", "c"].map(|host| Address { host: host.to_owned(), port: 26379 });
         Sentinels::new(dial, addresses.to_vec(), "tasks".to_owned())
     }

@@ -1,13 +1,13 @@
-//! The store's connections: which server a request goes to, and what is done when it is not answered there.
+//! The connections of a store or a queue: which server a question goes to, and what is done when it is not answered there.
 
-use std::sync::Arc;
+use std::any::Any;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use taskonce_core::{Error, ErrorKind, Result};
 use tokio::time::{Instant, sleep_until};
 
 use crate::address::Address;
-use crate::behind::Behind;
 use crate::cluster::Cluster;
 use crate::dial::Dial;
 use crate::fault::Refusal;
@@ -16,12 +16,11 @@ use crate::pipe::{Limits, Pipe, Trouble, Wire, Wrote, too_late};
 use crate::place::Place;
 use crate::primary::{Primary, Reached};
 use crate::process::{Pid, Process};
-use crate::script::Call;
 use crate::server::Server;
 use crate::shape::Shape;
+use crate::shared::lock;
 use crate::url::Settings;
-use crate::watch::Watches;
-use crate::wire::{Commands, Digits, Reply};
+use crate::wire::{Commands, Reply};
 
 /// How often one call sends its request to a server that has no other in its place: again only on a fresh connection,
 /// and only what may be repeated.
@@ -32,8 +31,9 @@ const PRIMARY_PAUSE: Duration = Duration::from_millis(20);
 const END_SHARE: u32 = 50;
 
 /// The connections of a store.
-pub(crate) struct Links {
-    pub(crate) settings: Settings,
+pub struct Links {
+    /// What the URL says.
+    pub settings: Settings,
     dial: Dial,
     process: Process<Here>,
     pid: Pid,
@@ -42,8 +42,8 @@ pub(crate) struct Links {
 /// What one runtime of one process has.
 struct Here {
     reach: Reach,
-    watches: Watches,
-    behind: Arc<Behind>,
+    /// What its user keeps beside, one of each type.
+    beside: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
 /// What it reaches.
@@ -57,61 +57,90 @@ enum Reach {
 }
 
 /// One connection.
-pub(crate) struct Link {
-    pub(crate) server: Server,
-    pub(crate) address: Address,
+pub struct Link {
+    /// What is known of its server.
+    pub server: Server,
+    /// Where it goes.
+    pub address: Address,
     /// The number of the switch that made it the primary, where Sentinels count them.
-    pub(crate) epoch: u64,
+    pub epoch: u64,
     pipe: Pipe,
 }
 
 /// Where a request goes.
 #[derive(Clone, Copy)]
-pub(crate) enum At<'a> {
+pub enum At<'a> {
     /// To the server that holds this key.
     Key(&'a [u8]),
     /// To one of the [`primaries`](Links::primaries), by its number.
     Primary(usize),
 }
 
-/// Something to send.
-pub(crate) enum Request<'a> {
-    /// The script, which answers with the call's id, alone or at the head of a list.
-    Script(Call<'a>),
-    /// A first claim where the server can do it natively: answers with what the key held, and its `PTTL`.
-    Claim { key: &'a [u8], record: &'a [u8], life: u64 },
-    /// Replaces what a key holds if it is byte for byte what is expected, natively.
-    Replace { key: &'a [u8], there: &'a [u8], record: &'a [u8], life: u64 },
-    /// What a key holds, and its `PTTL`.
-    Load { key: &'a [u8] },
-    /// Commands of any kind.
-    Batch(&'a Commands),
+/// Something to send: commands, of which each has one answer.
+pub trait Question {
+    /// Adds its commands.
+    fn write(&self, commands: &mut Commands);
+
+    /// What tells of its answers whether it wrote, where it may write.
+    /// The second looks where each answer comes after that to an `ASKING`.
+    fn wrote(&self) -> Option<[Wrote; 2]>;
+
+    /// Of one script: what its answer begins with, alone or at the head of a list, which proves that it is its own.
+    fn proof(&self) -> Option<&[u8]>;
+
+    /// Of one script: the call with its text in it, which leaves it on the server.
+    fn write_whole(&self, commands: &mut Commands);
+}
+
+/// Commands of any kind.
+pub struct Batch<'a>(pub &'a Commands);
+
+impl Question for Batch<'_> {
+    fn write(&self, commands: &mut Commands) {
+        commands.append(self.0);
+    }
+
+    fn wrote(&self) -> Option<[Wrote; 2]> {
+        None
+    }
+
+    fn proof(&self) -> Option<&[u8]> {
+        None
+    }
+
+    fn write_whole(&self, commands: &mut Commands) {
+        self.write(commands);
+    }
 }
 
 impl Links {
-    pub(crate) fn new(settings: Settings) -> Result<Links> {
-        let dial = Dial::new(&settings).map_err(|refusal| refusal.about(format!("store `{}`", settings.label)))?;
+    /// Those that a URL says. Each server is given `scripts` when it is connected to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BadUrl`] for what cannot be connected to at all.
+    pub fn new(settings: Settings, scripts: &'static [&'static str]) -> Result<Links> {
+        let dial = Dial::new(&settings, scripts).map_err(|refusal| refusal.about(settings.subject()))?;
         Ok(Links { settings, dial, process: Process::new(std::process::id()), pid: Pid::new() })
     }
 
-    /// Names the store in an error.
-    pub(crate) fn error(&self, refusal: Refusal) -> Error {
-        refusal.about(format!("store `{}`", self.settings.label))
+    /// Names the store or the queue in an error.
+    pub fn error(&self, refusal: Refusal) -> Error {
+        refusal.about(self.settings.subject())
     }
 
     /// When a call that begins now must have ended.
-    pub(crate) fn deadline(&self) -> Instant {
+    pub fn deadline(&self) -> Instant {
         Instant::now() + self.settings.timeout - self.settings.timeout / END_SHARE
     }
 
     /// Sends a request and returns its own answers: of a script one, of a batch one per command. An error that the
     /// server answers is an answer. What is sent must be repeatable: it is sent again if its first answer is lost, or if
     /// the key turns out to be elsewhere.
-    pub(crate) async fn ask<'a>(
+    pub async fn ask<Q: Question>(
         self: &Arc<Links>,
         at: At<'_>,
         deadline: Instant,
-        request: impl Fn(&Link) -> Result<Request<'a>, Refusal>,
+        request: impl Fn(&Link) -> Result<Q, Refusal>,
     ) -> Result<Vec<Reply>, Refusal> {
         match &self.here(self.pid.at(deadline - self.settings.timeout))?.reach {
             Reach::Server(node) => self.ask_server(node, deadline, request).await,
@@ -121,7 +150,7 @@ impl Links {
     }
 
     /// How many primaries share the keys.
-    pub(crate) async fn primaries(self: &Arc<Links>, deadline: Instant) -> Result<usize, Refusal> {
+    pub async fn primaries(self: &Arc<Links>, deadline: Instant) -> Result<usize, Refusal> {
         match &self.here(std::process::id())?.reach {
             Reach::Server(_) | Reach::Primary(_) => Ok(1),
             Reach::Cluster(cluster) => cluster.primaries(self, deadline).await,
@@ -129,7 +158,7 @@ impl Links {
     }
 
     /// How the keys are spread over servers: now, or about now if it is as `mark` says.
-    pub(crate) async fn shape(self: &Arc<Links>, mark: Option<u32>, deadline: Instant) -> Result<Shape, Refusal> {
+    pub async fn shape(self: &Arc<Links>, mark: Option<u32>, deadline: Instant) -> Result<Shape, Refusal> {
         match &self.here(std::process::id())?.reach {
             Reach::Server(_) | Reach::Primary(_) => Ok(Shape::single()),
             Reach::Cluster(cluster) => cluster.shape(self, mark, deadline).await,
@@ -137,7 +166,7 @@ impl Links {
     }
 
     /// Drops the connections of this runtime, so that the next call looks for the server again.
-    pub(crate) fn renew(&self) {
+    pub fn renew(&self) {
         match self.here(std::process::id()).as_deref().map(|here| &here.reach) {
             Ok(Reach::Server(node)) => node.renew(),
             Ok(Reach::Primary(primary)) => primary.node.renew(),
@@ -157,15 +186,15 @@ impl Links {
                 },
                 Place::Sentinel { .. } => Reach::Primary(primary()),
             };
-            Here { reach, watches: Watches::default(), behind: Arc::default() }
+            Here { reach, beside: Mutex::default() }
         })
     }
 
-    async fn ask_server<'a>(
+    async fn ask_server<Q: Question>(
         self: &Arc<Links>,
         node: &Node,
         deadline: Instant,
-        request: impl Fn(&Link) -> Result<Request<'a>, Refusal>,
+        request: impl Fn(&Link) -> Result<Q, Refusal>,
     ) -> Result<Vec<Reply>, Refusal> {
         let mut last = None;
         for send in 1..=SENDS_MAX {
@@ -181,11 +210,11 @@ impl Links {
     }
 
     /// Goes on until the deadline as long as another server may become the primary.
-    async fn ask_primary<'a>(
+    async fn ask_primary<Q: Question>(
         self: &Arc<Links>,
         primary: &Arc<Primary>,
         deadline: Instant,
-        request: impl Fn(&Link) -> Result<Request<'a>, Refusal>,
+        request: impl Fn(&Link) -> Result<Q, Refusal>,
     ) -> Result<Vec<Reply>, Refusal> {
         let (mut patience, mut before) = (None, None);
         primary.look_now_and_then(self, deadline - self.settings.timeout);
@@ -214,7 +243,7 @@ impl Links {
     }
 
     /// The server that holds this key, as far as is known.
-    pub(crate) fn server_of(&self, key: &[u8]) -> Target {
+    pub fn server_of(&self, key: &[u8]) -> Target {
         match self.here(std::process::id()).as_deref().map(|here| &here.reach) {
             Ok(Reach::Cluster(cluster)) => Target::Server(cluster.address_of(key)),
             // The one that calls go to: after a switch of the primary it is another.
@@ -225,7 +254,7 @@ impl Links {
     }
 
     /// The number of the primary that serves this key, as far as is known.
-    pub(crate) fn number_of(&self, key: &[u8]) -> Option<usize> {
+    pub fn number_of(&self, key: &[u8]) -> Option<usize> {
         match self.here(std::process::id()).as_deref().map(|here| &here.reach) {
             Ok(Reach::Cluster(cluster)) => cluster.number_of(key),
             Ok(Reach::Server(_) | Reach::Primary(_)) => Some(0),
@@ -234,7 +263,7 @@ impl Links {
     }
 
     /// Whether calls go to this server still. Where the primary may be replaced, it is looked at as calls do it.
-    pub(crate) fn is_still(self: &Arc<Links>, server: &Target) -> bool {
+    pub fn is_still(self: &Arc<Links>, server: &Target) -> bool {
         match self.here(std::process::id()).as_deref().map(|here| &here.reach) {
             Ok(Reach::Primary(primary)) => {
                 primary.look_now_and_then(self, Instant::now());
@@ -245,18 +274,23 @@ impl Links {
     }
 
     /// A connection of one's own to such a server, logged in.
-    pub(crate) async fn connect_to(&self, target: &Target) -> Result<Box<dyn Wire>, Refusal> {
+    pub async fn connect_to(&self, target: &Target) -> Result<Box<dyn Wire>, Refusal> {
         Ok(self.reach_out(target).await?.wire)
     }
 
-    /// What this runtime of this process watches.
-    pub(crate) fn with_watches<T>(&self, work: impl FnOnce(&Watches) -> T) -> Result<T, Refusal> {
-        Ok(work(&self.here(std::process::id())?.watches))
-    }
-
-    /// What goes on behind the calls of this runtime.
-    pub(crate) fn behind(&self) -> Result<Arc<Behind>, Refusal> {
-        Ok(Arc::clone(&self.here(std::process::id())?.behind))
+    /// What this runtime of this process keeps beside its connections, made on first use. It ends with them.
+    ///
+    /// # Errors
+    /// Outside of a tokio runtime.
+    pub fn beside<T: Any + Send + Sync + Default>(&self) -> Result<Arc<T>, Refusal> {
+        let here = self.here(std::process::id())?;
+        let mut beside = lock(&here.beside);
+        if let Some(there) = beside.iter().find_map(|there| Arc::clone(there).downcast::<T>().ok()) {
+            return Ok(there);
+        }
+        let made = Arc::new(T::default());
+        beside.push(Arc::<T>::clone(&made));
+        Ok(made)
     }
 
     /// A new connection for calls.
@@ -288,20 +322,26 @@ impl Link {
     }
 
     /// Sends a request; `asking` says before each command that the key may be on its way to this server.
-    pub(crate) async fn send(&self, request: Request<'_>, asking: bool, limits: Limits) -> Result<Vec<Reply>, Trouble> {
-        let mut replies = self.exchange(asking, limits, request.wrote(), |commands| request.write(commands)).await?;
-        let Request::Script(call) = request else { return Ok(replies) };
+    pub(crate) async fn send(
+        &self,
+        question: impl Question,
+        asking: bool,
+        limits: Limits,
+    ) -> Result<Vec<Reply>, Trouble> {
+        let wrote = question.wrote();
+        let mut replies = self.exchange(asking, limits, wrote, |commands| question.write(commands)).await?;
+        let Some(proof) = question.proof() else { return Ok(replies) };
         if matches!(replies.first(), Some(Reply::Error(text)) if text.starts_with("NOSCRIPT")) {
             // The server restarted, or its scripts were flushed: this loads it again.
-            let whole = |commands: &mut Commands| call.write_whole(commands);
-            replies = Box::pin(self.exchange(asking, limits, Some(SWAPPED), whole)).await?;
+            let whole = |commands: &mut Commands| question.write_whole(commands);
+            replies = Box::pin(self.exchange(asking, limits, wrote, whole)).await?;
         }
         let head = match replies.first() {
             Some(Reply::List(items)) => items.first(),
             other => other,
         };
         match head {
-            Some(Reply::Bulk(bytes)) if bytes == call.id => Ok(replies),
+            Some(Reply::Bulk(bytes)) if bytes == proof => Ok(replies),
             Some(Reply::Error(_)) => Ok(replies),
             _ => Err(Trouble::Broken(Refusal::out_of_step())),
         }
@@ -325,35 +365,6 @@ impl Link {
     }
 }
 
-impl Request<'_> {
-    fn write(&self, commands: &mut Commands) {
-        match *self {
-            Request::Script(call) => call.write_hashed(commands),
-            Request::Claim { key, record, life } => {
-                commands.add(&[b"SET", key, record, b"NX", b"GET", b"PX", Digits::of(life).as_bytes()]);
-                commands.add(&[b"PTTL", key]);
-            }
-            Request::Replace { key, there, record, life } => {
-                commands.add(&[b"SET", key, record, b"IFEQ", there, b"PX", Digits::of(life).as_bytes()]);
-            }
-            Request::Load { key } => {
-                commands.add(&[b"GET", key]).add(&[b"PTTL", key]);
-            }
-            Request::Batch(batch) => commands.append(batch),
-        }
-    }
-
-    /// What tells of its answers whether it wrote, where it may write.
-    fn wrote(&self) -> Option<[Wrote; 2]> {
-        match self {
-            Request::Script(_) => Some(SWAPPED),
-            Request::Claim { .. } => Some([claimed::<0>, claimed::<1>]),
-            Request::Replace { .. } => Some([replaced::<0>, replaced::<1>]),
-            Request::Load { .. } | Request::Batch(_) => None,
-        }
-    }
-}
-
 /// The own answers of commands that each had an `ASKING` before them, which holds for one. An error in the place of the
 /// other's stays, and says why.
 fn without_asking(mut replies: Vec<Reply>) -> Vec<Reply> {
@@ -364,20 +375,3 @@ fn without_asking(mut replies: Vec<Reply>) -> Vec<Reply> {
     });
     replies
 }
-
-/// Whether a native claim was stored: the key held nothing.
-fn claimed<const AT: usize>(replies: &[Reply]) -> bool {
-    matches!(replies.get(AT), Some(Reply::Nil))
-}
-
-/// Whether a native replacement was stored.
-fn replaced<const AT: usize>(replies: &[Reply]) -> bool {
-    matches!(replies.get(AT), Some(Reply::Status(_)))
-}
-
-/// Whether the script wrote. What it recognises as written before it also touches, so that this connection waits for it.
-fn swapped<const AT: usize>(replies: &[Reply]) -> bool {
-    matches!(replies.get(AT), Some(Reply::Bulk(_)))
-}
-
-const SWAPPED: [Wrote; 2] = [swapped::<0>, swapped::<1>];

@@ -1,4 +1,4 @@
-//! The store's URL, read into settings. Everything wrong with it is said at once, and never its password.
+//! The URL of a store or a queue, read into settings. Everything wrong with it is said at once, and never its password.
 
 use std::path::Path;
 use std::time::Duration;
@@ -38,20 +38,40 @@ const OPTIONS: &[&str] = &[
 ];
 
 /// What the URL says.
-pub(crate) struct Settings {
-    pub(crate) place: Place,
+pub struct Settings {
+    /// Where the servers are.
+    pub place: Place,
     pub(crate) login: Option<Login>,
     /// For the Sentinels, which have users of their own.
     pub(crate) sentinel_login: Option<Login>,
-    pub(crate) database: i64,
+    /// The number of the database.
+    pub database: i64,
     pub(crate) tls: Option<Tls>,
-    pub(crate) prefix: String,
-    pub(crate) timeout: Duration,
-    pub(crate) eviction: Eviction,
+    /// What every key begins with.
+    pub prefix: String,
+    /// The longest time that a call may take.
+    pub timeout: Duration,
+    /// What to do with a server that evicts.
+    pub eviction: Eviction,
     /// How many replicas must have a write before it counts.
-    pub(crate) wait_replicas: u32,
-    /// The URL without user and password, to name the store in errors.
-    pub(crate) label: String,
+    pub wait_replicas: u32,
+    /// What the URL is of: `store`.
+    pub(crate) what: &'static str,
+    /// The URL without user and password, to name it in errors.
+    pub label: String,
+}
+
+/// Reads an option of the user's own: nothing for one that it does not know, else what is wrong with it.
+pub type Take<'a> = &'a mut dyn FnMut(&str, &str) -> Option<Result<(), String>>;
+
+/// What a URL may say beyond what concerns the servers.
+pub struct Further<'a> {
+    /// What the URL is of: `store`.
+    pub what: &'static str,
+    /// The further options, for people, each in backticks.
+    pub known: &'static [&'static str],
+    /// Takes one.
+    pub take: Take<'a>,
 }
 
 /// Whom to trust.
@@ -64,13 +84,20 @@ pub(crate) enum Tls {
 
 /// What to do with a server that evicts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Eviction {
+pub enum Eviction {
+    /// It is refused.
     Refuse,
+    /// It is used, and may forget.
     Accept,
 }
 
 impl Settings {
-    pub(crate) fn read(text: &str) -> Result<Settings> {
+    /// Reads a URL. Everything that is wrong with it is told at once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BadUrl`].
+    pub fn read(text: &str, further: Further<'_>) -> Result<Settings> {
+        let Further { what, known, take } = further;
         let not_a_url = |why: &str| {
             Error::new(ErrorKind::BadUrl, format!("this is not a URL: {why}")).with_hint(form(Scheme::Servers))
         };
@@ -95,7 +122,7 @@ impl Settings {
             || rest.query_pairs().any(|(name, _)| name.contains('@'));
         if spilled {
             let why = "a `/`, `?`, `#` or `@` in user or password must be percent-encoded";
-            return Err(Error::new(ErrorKind::BadUrl, why).about(format!("store `{name}:`")).with_hint(form(scheme)));
+            return Err(Error::new(ErrorKind::BadUrl, why).about(format!("{what} `{name}:`")).with_hint(form(scheme)));
         }
         let parts = Parts::read(scheme, &name, authority, rest.path(), &mut faults);
         let mut settings = Settings {
@@ -107,6 +134,7 @@ impl Settings {
             prefix: PREFIX.to_owned(),
             timeout: TIMEOUT,
             eviction: Eviction::Refuse,
+            what,
             label: parts.label,
             wait_replicas: 0,
         };
@@ -116,8 +144,13 @@ impl Settings {
                 faults.push(format!("`{name}` is given twice"));
                 continue;
             }
-            if let Err(fault) = settings.set(scheme, &name, &value) {
-                faults.push(fault);
+            match settings.set(scheme, &name, &value).or_else(|| take(&name, &value)) {
+                Some(Ok(())) => {}
+                Some(Err(fault)) => faults.push(fault),
+                // Its value may be a password that was put in the wrong place.
+                None => {
+                    faults.push(format!("`{name}` is no option; there are {}", [known, OPTIONS].concat().join(", ")))
+                }
             }
             seen.push(name);
         }
@@ -137,9 +170,13 @@ impl Settings {
         if faults.is_empty() {
             return Ok(settings);
         }
-        Err(Error::new(ErrorKind::BadUrl, faults.join("; "))
-            .about(format!("store `{}`", settings.label))
-            .with_hint(form(scheme)))
+        Err(Error::new(ErrorKind::BadUrl, faults.join("; ")).about(settings.subject()).with_hint(form(scheme)))
+    }
+
+    /// Names what the URL is of, in errors.
+    #[must_use]
+    pub fn subject(&self) -> String {
+        format!("{} `{}`", self.what, self.label)
     }
 
     /// Which replicas must have a write before it counts.
@@ -148,40 +185,33 @@ impl Settings {
         (self.wait_replicas > 0).then_some(Replicas { count: self.wait_replicas, at_most })
     }
 
-    fn set(&mut self, scheme: Scheme, name: &str, value: &str) -> Result<(), String> {
-        match name {
+    /// Sets an option; nothing for one that is unknown.
+    fn set(&mut self, scheme: Scheme, name: &str, value: &str) -> Option<Result<(), String>> {
+        Some(match name {
             "prefix" if value.len() <= PREFIX_MAX && !value.contains(char::is_control) => {
                 self.prefix = value.to_owned();
                 Ok(())
             }
             "prefix" => Err(format!("`prefix` must have at most {PREFIX_MAX} bytes and no control characters")),
-            "timeout" => {
-                self.timeout = units::duration(value)
-                    .ok()
-                    .filter(|timeout| (TIMEOUT_MIN..=TIMEOUT_MAX).contains(timeout))
-                    .ok_or_else(|| format!("`timeout` is `{value}`, not a time from `10ms` to `60s`"))?;
-                Ok(())
+            "timeout" => units::duration(value)
+                .ok()
+                .filter(|timeout| (TIMEOUT_MIN..=TIMEOUT_MAX).contains(timeout))
+                .map(|timeout| self.timeout = timeout)
+                .ok_or_else(|| format!("`timeout` is `{value}`, not a time from `10ms` to `60s`")),
+            "eviction" => match value {
+                "accept" => Ok(Eviction::Accept),
+                "refuse" => Ok(Eviction::Refuse),
+                _ => Err(format!("`eviction` is `{value}`, not `refuse` or `accept`")),
             }
-            "eviction" => {
-                self.eviction = match value {
-                    "accept" => Eviction::Accept,
-                    "refuse" => Eviction::Refuse,
-                    _ => return Err(format!("`eviction` is `{value}`, not `refuse` or `accept`")),
-                };
-                Ok(())
-            }
-            "wait_replicas" => {
-                self.wait_replicas =
-                    value.parse().ok().filter(|count| *count <= WAIT_REPLICAS_MAX).ok_or_else(|| {
-                        format!("`wait_replicas` is `{value}`, not a number from 0 to {WAIT_REPLICAS_MAX}")
-                    })?;
-                Ok(())
-            }
+            .map(|eviction| self.eviction = eviction),
+            "wait_replicas" => value
+                .parse()
+                .ok()
+                .filter(|count| *count <= WAIT_REPLICAS_MAX)
+                .map(|count| self.wait_replicas = count)
+                .ok_or_else(|| format!("`wait_replicas` is `{value}`, not a number from 0 to {WAIT_REPLICAS_MAX}")),
             "ca" if self.tls.is_none() => Err("`ca` needs TLS: begin the URL with `rediss:`".to_owned()),
-            "ca" => {
-                self.tls = Some(Tls::Private(certificates(Path::new(value))?));
-                Ok(())
-            }
+            "ca" => certificates(Path::new(value)).map(|pem| self.tls = Some(Tls::Private(pem))),
             "sentinel_user" | "sentinel_password" if scheme != Scheme::Sentinel => {
                 Err(format!("`{name}` needs a URL that begins with `redis+sentinel:`"))
             }
@@ -193,9 +223,8 @@ impl Settings {
                 self.sentinel_login().password = value.to_owned();
                 Ok(())
             }
-            // Its value may be a password that was put in the wrong place.
-            other => Err(format!("`{other}` is no option; there are {}", OPTIONS.join(", "))),
-        }
+            _ => return None,
+        })
     }
 }
 
@@ -224,13 +253,16 @@ mod tests {
     use crate::address::Address;
 
     fn refused(url: &str) -> Error {
-        let Err(error) = Settings::read(url) else { panic!("`{url}` was taken") };
+        let Err(error) = Settings::read(url, Further { what: "store", known: &[], take: &mut |_, _| None }) else {
+            panic!("`{url}` was taken")
+        };
         assert_eq!(error.kind(), ErrorKind::BadUrl);
         error
     }
 
     fn read(url: &str) -> Settings {
-        Settings::read(url).unwrap_or_else(|error| panic!("{url}: {error}"))
+        Settings::read(url, Further { what: "store", known: &[], take: &mut |_, _| None })
+            .unwrap_or_else(|error| panic!("{url}: {error}"))
     }
 
     fn at(host: &str, port: u16) -> Address {

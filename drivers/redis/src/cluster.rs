@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use crate::address::Address;
-use crate::connection::{At, Link, Links, Request};
+use crate::connection::{At, Batch, Link, Links, Question};
 use crate::fault::Refusal;
 use crate::node::{Failure, Node, Sending, Target, halfway};
 use crate::pipe::too_late;
@@ -73,12 +73,12 @@ impl Cluster {
     ///
     /// What a person has to mend at one node may pass as well: something else may listen where a node was, and another
     /// serve its slots. It is told at once only when a newer map leads there again.
-    pub(crate) async fn ask<'a>(
+    pub(crate) async fn ask<Q: Question>(
         self: &Arc<Cluster>,
         links: &Arc<Links>,
         at: At<'_>,
         deadline: Instant,
-        request: impl Fn(&Link) -> Result<Request<'a>, Refusal>,
+        request: impl Fn(&Link) -> Result<Q, Refusal>,
     ) -> Result<Vec<Reply>, Refusal> {
         let mut map = self.map(links, deadline).await?;
         let (mut patience, mut before, mut lasting) = (None, None, None);
@@ -105,14 +105,14 @@ impl Cluster {
     }
 
     /// Sends a request where the map says, and from there on where it is sent on to.
-    async fn follow<'a>(
+    async fn follow<Q: Question>(
         self: &Arc<Cluster>,
         links: &Arc<Links>,
         map: &Arc<Map>,
         at: At<'_>,
         mut patience: Option<Instant>,
         deadline: Instant,
-        request: impl Fn(&Link) -> Result<Request<'a>, Refusal>,
+        request: impl Fn(&Link) -> Result<Q, Refusal>,
     ) -> Result<Vec<Reply>, Failure> {
         let node = match at {
             At::Key(key) => map.owner(slot_of(key)),
@@ -322,7 +322,7 @@ async fn ask_slots(node: &Node, links: &Arc<Links>, deadline: Instant) -> Result
     let mut commands = Commands::default();
     commands.add(&[b"CLUSTER", b"SLOTS"]);
     let sending = Sending { asking: false, connect_wait: None, patience: None, deadline };
-    let sent = node.send(links, sending, |_| Ok(Request::Batch(&commands))).await;
+    let sent = node.send(links, sending, |_| Ok(Batch(&commands))).await;
     let (link, replies) = sent.map_err(|failure| failure.of(node).refusal())?;
     let answer = replies.first().ok_or_else(|| Refusal::misshapen("CLUSTER SLOTS"))?;
     match slots::read(answer, &link.address).map_err(|refusal| refusal.of(&link.address))? {
