@@ -8,7 +8,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use taskonce::{Effect, Handler, Key, State};
 
+use crate::dead::DeadArgs;
 use crate::demo::DemoArgs;
+use crate::doctor::DoctorArgs;
 use crate::queue::QueueArgs;
 use crate::report::{Result, Trouble};
 use crate::send::SendArgs;
@@ -62,14 +64,16 @@ pub(crate) enum Command {
     Purge(PurgeArgs),
     /// Make the store's schema, or bring it up to date
     Migrate(MigrateArgs),
-    /// Look at the store's health
-    Doctor,
+    /// Look at the store's health, and that of queues
+    Doctor(DoctorArgs),
     /// Check a table of routes, and print it with the planned times of its retries
     Routes(RoutesArgs),
     /// Queue a task, or many, and say what is queued or done already
     Send(SendArgs),
     /// Say what is queued, of each handler: ready, in flight, deferred, dead
     Queue(QueueArgs),
+    /// List, show, redrive and drop dead letters
+    Dead(DeadArgs),
     /// See what taskonce is for: tasks that arrive twice, workers that are killed, and three ways to handle them
     Demo(DemoArgs),
     /// Print a shell's completions
@@ -419,7 +423,7 @@ fn output_max(text: &str) -> Result<usize, String> {
 }
 
 /// Reads a reason: something, in one line that a terminal shows as it is.
-fn reason(text: &str) -> Result<String, String> {
+pub(crate) fn reason(text: &str) -> Result<String, String> {
     if text.trim().is_empty() {
         return Err("it is empty; say in a few words why, for whoever reads the history".to_owned());
     }

@@ -10,6 +10,7 @@ use taskonce::{By, ErrorKind, Found, Key, Ledger, Record, State};
 use crate::args::{ClearArgs, Common, OneTask, RedriveArgs, ResolveArgs};
 use crate::exit::Code;
 use crate::report::{self, Form, Result, Trouble};
+use crate::sources::CONFIG;
 use crate::units::{spell, spell_left};
 use crate::{block_on, given, plain, store, view};
 
@@ -45,9 +46,17 @@ pub(crate) fn redrive(args: &RedriveArgs, common: &Common, form: Form) -> Result
             plain::line(&step.name)
         )
     });
+    let dead = if std::path::Path::new(CONFIG).exists() {
+        format!(
+            "\nits delivery may be among the dead letters: `taskonce dead redrive {}` publishes it again",
+            view::quoted(key.as_str())
+        )
+    } else {
+        String::new()
+    };
     let text = format!(
         "redriven: task `{key}` may run again; its counters begin anew, its history stays\n\
-         the next delivery or `taskonce run` of it runs it{in_doubt}"
+         the next delivery or `taskonce run` of it runs it{in_doubt}{dead}"
     );
     done(form, &key, "redriven", &who, &args.reason, &text)
 }
@@ -284,7 +293,7 @@ fn not_found(task: &OneTask, error: &taskonce::Error) -> Trouble {
 }
 
 /// The person, as kept in the history: `user@host`.
-fn who() -> String {
+pub(crate) fn who() -> String {
     let user = ["USER", "LOGNAME"]
         .into_iter()
         .find_map(|name| env::var(name).ok().filter(|user| !user.is_empty()))

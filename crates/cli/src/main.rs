@@ -2,6 +2,7 @@
 
 mod args;
 mod change;
+mod dead;
 mod demo;
 mod exit;
 mod export;
@@ -73,9 +74,10 @@ fn dispatch(command: Command, common: &Common, form: Form) -> Result<ExitCode> {
         Command::Resolve(args) => change::resolve(&args, common, form),
         Command::Purge(args) => purge::purge(&args, common, form),
         Command::Migrate(args) => migrate::migrate(&args, common, form),
-        Command::Doctor => doctor::doctor(common, form),
+        Command::Doctor(args) => doctor::doctor(&args, common, form),
         Command::Routes(args) => routes::routes(&args, form),
         Command::Queue(args) => queue::queue(&args, common, form),
+        Command::Dead(args) => dead::dead(&args, common, form),
         Command::Send(args) => send::send(&args, common, form),
         Command::Demo(args) => demo::demo(&args, form),
         Command::Completions { shell } => export::completions(shell, form),

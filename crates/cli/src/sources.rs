@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use taskonce::ErrorKind;
 use taskonce::routes::Routes;
 use taskonce::source::{self, Source};
+use taskonce::{ErrorKind, Ledger};
 
 use crate::exit::Code;
 use crate::report::{Result, Trouble};
@@ -73,6 +73,18 @@ impl SourcesArgs {
     pub(crate) fn open_to(&self, table: Option<&(PathBuf, Routes)>, to: Option<&str>) -> Result<Opened> {
         let mut opened = self.open_of(table.map(|(path, routes)| (path, routes)), Some(to), Missing::Make)?;
         opened.pop().ok_or_else(none_named)
+    }
+
+    /// The ledger of their tasks: `--store`, TASKONCE_STORE, what the table says, or the default.
+    pub(crate) fn ledger(&self, chosen: Option<&str>) -> Result<Ledger> {
+        let table = self.table()?;
+        let url = store::of_table(chosen, table.as_ref().and_then(|(_, routes)| routes.store()))?;
+        store::open_existing(Some(&url))
+    }
+
+    /// Whether one is named here.
+    pub(crate) fn is_given(&self) -> bool {
+        self.source.is_some() || self.config.is_some()
     }
 
     fn open_of(

@@ -19,7 +19,6 @@ pub(crate) fn url(chosen: Option<&str>) -> Result<String> {
 }
 
 /// The URL of the store of a table of routes: `--store`, then TASKONCE_STORE, then what the table says, then the default.
-#[expect(dead_code, reason = "what takes a table of routes and a store comes next")]
 pub(crate) fn of_table(chosen: Option<&str>, table: Option<&str>) -> Result<String> {
     match (named(chosen)?, table) {
         (Some(url), _) => Ok(url),

@@ -17,6 +17,7 @@ on_both!(mod memory and mod sqlite:
     another_payload_under_a_key_is_refused_at_the_entrance,
     a_duplicate_whose_other_fields_differ_is_replayed_and_no_mismatch,
     a_task_delayed_for_longer_than_records_stay_runs,
+    a_retry_keeps_its_record_and_its_place_in_the_queue,
     a_handler_hands_on_the_trace_that_its_task_came_with,
 );
 
@@ -164,4 +165,43 @@ async fn a_handler_hands_on_the_trace_that_its_task_came_with(stage: Stage) {
     assert_eq!(sender.send(&order("alone")).await.unwrap().name(), "accepted");
     assert_eq!(next().await, ("alone".into(), None), "no trace is made up");
     running.end().await;
+}
+
+/// Elsewhere a retry lost its claim, or was refused by its own unique key.
+async fn a_retry_keeps_its_record_and_its_place_in_the_queue(stage: Stage) {
+    let sender = sender(&stage);
+    let settings = Settings {
+        backoff_min: Some(Duration::from_millis(1500)),
+        backoff_max: Some(Duration::from_millis(1500)),
+        ..Stage::settings()
+    };
+    let (told, mut attempts) = mpsc::unbounded_channel();
+    let worker = stage.worker(settings).handler(CHARGE, move |context, _order: Order| {
+        told.send(context.attempt()).unwrap();
+        async move {
+            match context.attempt() {
+                1 => Err(Failure::retryable("not yet").retry_after(Duration::from_millis(700))),
+                _ => Ok(()),
+            }
+        }
+    });
+    let running = start(worker.build().unwrap());
+    let Entered::Accepted { coordinates, .. } = sender.send(&order("a")).await.unwrap() else { panic!("it is new") };
+    assert_eq!(tokio::time::timeout(PATIENCE, attempts.recv()).await.unwrap(), Some(1));
+    let began = std::time::Instant::now();
+    while stage.record("a").await.unwrap().record.state != State::Waiting {
+        assert!(began.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    match sender.send(&order("a")).await.unwrap() {
+        Entered::AlreadyQueued { coordinates: queued, known: Some(known), .. } => {
+            assert_eq!((queued, known.state, known.attempt), (coordinates, State::Waiting, 1));
+        }
+        entered => panic!("it waits for its retry: {entered:?}"),
+    }
+    stage.is_worked_off().await;
+    assert_eq!(attempts.recv().await, Some(2));
+    running.end().await;
+    let record = stage.record("a").await.unwrap().record;
+    assert_eq!((record.state, record.attempt), (State::Done, 2));
 }
