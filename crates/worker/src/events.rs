@@ -422,4 +422,29 @@ mod tests {
         names.dedup();
         assert_eq!((names.len(), counts.of("no such")), (EVENT_NAMES.len(), 0));
     }
+
+    #[test]
+    fn everything_that_can_become_of_a_task_has_a_name() {
+        for name in [
+            "claimed",
+            "replayed",
+            "busy",
+            "waiting",
+            "mismatch",
+            "heartbeat_late",
+            "lease_lost",
+            "takeover",
+            "late_completion_accepted",
+            "late_completion_refused",
+            "completed",
+            "failed",
+            "dead",
+            "parked",
+            "redriven",
+            "degraded",
+            "unguarded",
+        ] {
+            assert!(EVENT_NAMES.contains(&name), "{name}");
+        }
+    }
 }

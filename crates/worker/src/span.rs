@@ -12,14 +12,21 @@ use tracing::Instrument as _;
 use crate::source::{Delivery, TRACE_HEADER};
 
 tokio::task_local! {
-    static CURRENT: Option<Arc<str>>;
+    static CURRENT: Current;
+}
+
+/// What runs here.
+struct Current {
+    /// What it hands on.
+    traceparent: Option<Arc<str>>,
+    span: tracing::Span,
 }
 
 /// The `traceparent` for what is called or sent from here: in the trace of the task whose handler runs here, with its run as
 /// the parent. `None` outside of a handler that a worker runs, in what it spawned, and where the task came without a trace.
 #[must_use]
 pub fn current() -> Option<String> {
-    CURRENT.try_with(|current| current.as_deref().map(str::to_owned)).ok().flatten()
+    CURRENT.try_with(|current| current.traceparent.as_deref().map(str::to_owned)).ok().flatten()
 }
 
 /// Runs a delivery's future in a span of its own, in which [`current`] knows its trace.
@@ -35,13 +42,16 @@ pub(crate) async fn within<F: Future>(delivery: &Delivery, host: &dyn Host, futu
         parent_id = trace.as_ref().map(|trace| &*trace.parent),
         span_id = trace.as_ref().map(|trace| tracing::field::display(Hex(trace.span))),
     );
-    let own = trace.map(|trace| trace.to_string().into());
-    CURRENT.scope(own, future).instrument(span).await
+    let traceparent = trace.map(|trace| trace.to_string().into());
+    CURRENT.scope(Current { traceparent, span: span.clone() }, future).instrument(span).await
 }
 
 /// Says which task the span is of, once that is known.
 pub(crate) fn is_of(key: &dyn fmt::Display) {
-    tracing::Span::current().record("key", tracing::field::display(key));
+    // Outside of a delivery there is no span to say it of.
+    let _none = CURRENT.try_with(|current| {
+        current.span.record("key", tracing::field::display(key));
+    });
 }
 
 /// A run in a trace.
@@ -94,9 +104,90 @@ impl fmt::Display for Hex {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::fmt::Debug;
+    use std::sync::Mutex;
+
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+
     use super::*;
+    use crate::clock::SystemHost;
+    use crate::events::Event;
+    use crate::source::{Envelope, Receipt};
+
+    /// Collects the fields of spans and events.
+    #[derive(Clone, Default)]
+    struct Seen(Arc<Mutex<HashMap<String, String>>>);
+
+    struct Fields<'a>(&'a Seen, &'static str);
+
+    impl Visit for Fields<'_> {
+        fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+            let name = format!("{}.{}", self.1, field.name());
+            self.0.0.lock().unwrap().insert(name, format!("{value:?}").trim_matches('"').to_owned());
+        }
+    }
+
+    impl tracing::Subscriber for Seen {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, span: &Attributes<'_>) -> Id {
+            span.record(&mut Fields(self, span.metadata().name()));
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, values: &Record<'_>) {
+            values.record(&mut Fields(self, "task"));
+        }
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &tracing::Event<'_>) {
+            event.record(&mut Fields(self, "event"));
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
 
     const GIVEN: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    #[tokio::test]
+    async fn a_deliverys_span_says_its_task_and_its_parent_and_its_events_lie_in_it() {
+        let seen = Seen::default();
+        let subscriber = tracing::subscriber::set_default(seen.clone());
+        let delivery = Delivery {
+            source: "orders".into(),
+            envelope: Envelope {
+                headers: vec![("traceparent".into(), GIVEN.into())],
+                ..Envelope::new("charge@2", *b"x")
+            },
+            number: 2,
+            coordinates: "a-1".into(),
+            redriven_at: None,
+            receipt: Receipt("1".into()),
+        };
+        let handed_on = within(&delivery, &SystemHost::new(), async {
+            is_of(&"shop/charge@2/a");
+            Event::Redriven.log(&"shop/charge@2/a");
+            current().unwrap()
+        })
+        .await;
+        drop(subscriber);
+        let fields = seen.0.lock().unwrap();
+        for (name, value) in [
+            ("task.source", "orders"),
+            ("task.handler", "charge@2"),
+            ("task.key", "shop/charge@2/a"),
+            ("task.number", "2"),
+            ("task.trace_id", "4bf92f3577b34da6a3ce929d0e0e4736"),
+            ("task.parent_id", "00f067aa0ba902b7"),
+            ("event.event", "redriven"),
+        ] {
+            assert_eq!(fields.get(name).map(String::as_str), Some(value), "{name}: {fields:?}");
+        }
+        assert_eq!(handed_on, format!("00-{}-{}-01", fields["task.trace_id"], fields["task.span_id"]));
+        assert!(!format!("{fields:?}").contains("payload"), "{fields:?}");
+        assert_eq!(current(), None, "outside of it there is none");
+    }
 
     #[test]
     fn a_run_stays_in_the_trace_and_is_the_parent_of_what_it_calls() {
