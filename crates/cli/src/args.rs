@@ -14,6 +14,7 @@ use crate::doctor::DoctorArgs;
 use crate::queue::QueueArgs;
 use crate::report::{Result, Trouble};
 use crate::send::SendArgs;
+use crate::top::TopArgs;
 use crate::{exit, plain, units, view};
 
 /// Runs any program once: the second call with the same key replays the first one's output.
@@ -72,6 +73,8 @@ pub(crate) enum Command {
     Send(SendArgs),
     /// Say what is queued, of each handler: ready, in flight, deferred, dead
     Queue(QueueArgs),
+    /// A live view of queues, workers and running tasks
+    Top(TopArgs),
     /// List, show, redrive and drop dead letters
     Dead(DeadArgs),
     /// See what taskonce is for: tasks that arrive twice, workers that are killed, and three ways to handle them

@@ -21,6 +21,7 @@ mod send;
 mod show;
 mod sources;
 mod store;
+mod top;
 mod view;
 mod width;
 
@@ -77,6 +78,7 @@ fn dispatch(command: Command, common: &Common, form: Form) -> Result<ExitCode> {
         Command::Doctor(args) => doctor::doctor(&args, common, form),
         Command::Routes(args) => routes::routes(&args, form),
         Command::Queue(args) => queue::queue(&args, common, form),
+        Command::Top(args) => top::top(&args, common, form),
         Command::Dead(args) => dead::dead(&args, common, form),
         Command::Send(args) => send::send(&args, common, form),
         Command::Demo(args) => demo::demo(&args, form),

@@ -18,4 +18,5 @@ mod sending;
 mod steps;
 mod streams;
 mod terminal;
+mod top;
 mod transcripts;

@@ -106,3 +106,56 @@ fn routes_keep_to_the_width_of_their_terminal() {
         assert!(longest <= usize::from(columns) && told.contains('…'), "{longest} in {told}");
     }
 }
+
+/// Types an answer to the question whether to change dead letters.
+fn answered(desk: &Desk, args: &str, answer: &[u8]) -> String {
+    let mut child = Command::new("script")
+        .args(["--quiet", "--return", "--flush", "--command"])
+        .arg(format!("touch ready; exec {PROGRAM} {args}"))
+        .arg("/dev/null")
+        .env("SHELL", "/bin/sh")
+        .current_dir(desk.folder())
+        .env("TASKONCE_STORE", desk.store())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(answer).unwrap();
+    let output = child.wait_with_output().unwrap();
+    drop(stdin);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_person_is_asked_before_dead_letters_are_dropped() {
+    let desk = Desk::new();
+    let send = "send charge@2 --source sqlite:queue.db --key a --payload {}";
+    assert!(at_width(&desk, 80, send).contains("accepted"));
+    let queue = rusqlite::Connection::open(desk.path("queue.db")).unwrap();
+    queue.execute("UPDATE delivery SET state = 3, death_id = 'unreadable/x', reason = 'unreadable'", []).unwrap();
+    let count = || desk.say(&["queue", "--source", "sqlite:queue.db", "--json"]).json()["sources"][0]["dead"].clone();
+    let drop = "dead drop --all --source sqlite:queue.db";
+    let declined = answered(&desk, drop, b"n\n");
+    assert!(declined.contains("drop 1 dead letter, with their payloads? [y/N]"), "{declined}");
+    assert_eq!(count(), 1);
+    let told = answered(&desk, drop, b"y\n");
+    assert!(told.contains("dropped: 1 dead letter"), "{told}");
+    assert_eq!(count(), 0);
+}
+
+#[test]
+fn a_live_view_keeps_to_its_terminal() {
+    let desk = Desk::new();
+    for number in 0..30 {
+        let handler = format!("a-name-that-is-quite-long-for-a-terminal-{number}@1");
+        assert_eq!(desk.say(&["send", &handler, "--source", "sqlite:queue.db", "--payload", "{}"]).code, 0);
+    }
+    let drawn = at_width(&desk, 80, "top --source sqlite:queue.db --times 1");
+    let view = drawn.rsplit("\u{1b}[H").next().unwrap();
+    let lines: Vec<&str> =
+        view.trim_end_matches("\u{1b}[J").lines().map(|line| line.trim_end_matches("\u{1b}[K")).collect();
+    assert!(lines.len() <= 24, "{} lines: {view}", lines.len());
+    let longest = lines.iter().map(|line| line.chars().count()).max().unwrap();
+    assert!(longest <= 80 && view.contains("30 ready") && view.contains('…'), "{longest} in {view}");
+}
