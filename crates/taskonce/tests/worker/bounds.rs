@@ -14,6 +14,7 @@ use crate::stage::{CHARGE, Gauge, Kind, Order, Stage, on_both, start, until};
 on_both!(mod memory and mod sqlite:
     never_more_run_at_once_than_the_route_and_the_process_allow,
     a_route_with_a_backlog_holds_up_no_other,
+    what_is_settled_slowly_keeps_no_task_from_running_and_is_bounded,
     an_idle_worker_asks_twice_a_second_at_most,
 );
 
@@ -50,6 +51,27 @@ async fn never_more_run_at_once_than_the_route_and_the_process_allow(stage: Stag
     let most = |gauge: &Gauge| gauge.most.load(Ordering::SeqCst);
     assert_eq!((most(&all), most(&gauges[0])), (6, 2));
     assert!(stage.source.most.load(Ordering::SeqCst) <= 12, "what cannot be started soon is not received");
+}
+
+async fn what_is_settled_slowly_keeps_no_task_from_running_and_is_bounded(stage: Stage) {
+    /// Settlements under way at which nothing more is started.
+    const SETTLING_MAX: usize = 256;
+    stage.send_many(2 * SETTLING_MAX, 1).await;
+    stage.source.is_slow.store(true, Ordering::SeqCst);
+    let effects = stage.effects.clone();
+    let worker = stage.worker(Stage::settings()).concurrency_max(1).handler(CHARGE, move |_context, order: Order| {
+        effects.happen(&order.id);
+        async { Ok(()) }
+    });
+    let running = start(worker.build().unwrap());
+    until("tasks run though none is settled", || stage.effects.count() == SETTLING_MAX).await;
+    // sleeps: a task more would start within this time
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(stage.effects.count(), SETTLING_MAX, "what is not settled is bounded");
+    stage.source.is_slow.store(false, Ordering::SeqCst);
+    stage.is_worked_off().await;
+    stage.effects.are_once(2 * SETTLING_MAX);
+    running.end().await;
 }
 
 async fn a_route_with_a_backlog_holds_up_no_other(stage: Stage) {

@@ -26,6 +26,8 @@ pub(crate) struct Meter {
     pub(crate) lose_answers: AtomicUsize,
     /// It cannot be reached.
     pub(crate) is_away: AtomicBool,
+    /// It takes no acknowledgement before this is over.
+    pub(crate) is_slow: AtomicBool,
     /// It answers a receive with nothing, whatever there is.
     pub(crate) is_mute: AtomicBool,
 }
@@ -38,6 +40,7 @@ impl Meter {
             most: AtomicUsize::new(0),
             lose_answers: AtomicUsize::new(0),
             is_away: AtomicBool::new(false),
+            is_slow: AtomicBool::new(false),
             is_mute: AtomicBool::new(false),
         }
     }
@@ -77,6 +80,10 @@ impl Source for Meter {
 
     async fn acknowledge(&self, receipt: &Receipt) -> Result<Settled> {
         self.reach()?;
+        while self.is_slow.load(Ordering::SeqCst) {
+            // sleeps: until the test lets it go on
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         self.answer(self.inner.acknowledge(receipt).await?)
     }
 

@@ -8,6 +8,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::desk::{Arrived, Next, WAIT_MAX, Which};
+use super::hold::Hold;
 use super::settle::{Told, Verdict, settle};
 use super::{Shared, deliver, hold, receive, watch};
 use crate::events::Counts;
@@ -16,6 +17,10 @@ use crate::source::Receipt;
 
 /// When the delivery of a handler that panicked comes again; its task has its own delay.
 const PANIC_DELAY: Duration = Duration::from_secs(1);
+/// The most settlements under way at which another task is started.
+const SETTLING_MAX: usize = 256;
+/// How long settlements may take after the grace period, for a source that is away.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
 /// How often is looked for deliveries that have waited for too long.
 const GIVE_BACK_EVERY: Duration = Duration::from_millis(200);
 /// How long the ends of tasks that were cut off may take to be written.
@@ -64,13 +69,15 @@ struct Running {
     receipt: Receipt,
     pass: Pass,
     began: Duration,
+    /// Keeps the delivery until it is settled.
+    held: Hold,
 }
 
 struct Floor {
     shared: Arc<Shared>,
-    tasks: JoinSet<(Ended, Told)>,
+    tasks: JoinSet<(Ended, Verdict)>,
     running: HashMap<Id, Running>,
-    /// Settlements of what did not run to its end.
+    /// Settlements. They hold no place of a task: while the source takes its time, the next tasks run.
     settling: JoinSet<Told>,
     not_settled: usize,
 }
@@ -130,6 +137,10 @@ impl Floor {
     /// Starts what may start, and says when to look again at the latest.
     fn start(&mut self) -> Duration {
         loop {
+            if self.settling.len() >= SETTLING_MAX {
+                // The end of a settlement wakes the loop.
+                return WAIT_MAX;
+            }
             let now = self.shared.now();
             let next = self.shared.desk().next(now);
             match next {
@@ -144,42 +155,33 @@ impl Floor {
     fn begin(&mut self, arrived: Box<Arrived>, pass: Pass, now: Duration) {
         let shared = Arc::clone(&self.shared);
         let (route, source, receipt) = (arrived.route, arrived.source, arrived.delivery.receipt.clone());
-        let running = Running { route, source, receipt: receipt.clone(), pass, began: now };
         let held = hold::hold(&shared, source, &receipt, arrived.at);
+        let running = Running { route, source, receipt, pass, began: now, held };
         let task = self.tasks.spawn(async move {
             let (verdict, ended) = deliver::deliver(&shared, &arrived).await;
-            let told = settle(&shared, source, &receipt, &verdict).await;
-            drop(held);
-            (ended, told)
+            (ended, verdict)
         });
         self.running.insert(task.id(), running);
     }
 
     /// A task has ended, panicked or was cancelled.
-    fn end(&mut self, ended: Result<(Id, (Ended, Told)), JoinError>) {
-        let (id, ended, told) = match ended {
-            Ok((id, (ended, told))) => (id, ended, Some(told)),
-            Err(error) => {
-                let ended = if error.is_panic() { Ended::Failed } else { Ended::Neither };
-                (error.id(), ended, None)
-            }
+    fn end(&mut self, ended: Result<(Id, (Ended, Verdict)), JoinError>) {
+        let (id, ended, verdict) = match ended {
+            Ok((id, (ended, verdict))) => (id, ended, verdict),
+            // It did not run to its end: its delivery comes again.
+            Err(error) if error.is_panic() => (error.id(), Ended::Failed, Verdict::Defer(PANIC_DELAY)),
+            Err(error) => (error.id(), Ended::Neither, Verdict::Defer(Duration::ZERO)),
         };
-        let Some(running) = self.running.remove(&id) else { return };
-        match told {
-            Some(told) => self.told(Ok(told)),
-            None => self.put_off(running.source, running.receipt, ended),
-        }
-        let now = self.shared.now();
-        let took = now.saturating_sub(running.began);
-        self.shared.desk().end(running.route, running.pass, ended, took, now);
-        self.shared.room.notify_waiters();
-    }
-
-    /// The delivery of a task that did not run to its end comes again.
-    fn put_off(&mut self, source: usize, receipt: Receipt, ended: Ended) {
-        let delay = if ended == Ended::Failed { PANIC_DELAY } else { Duration::ZERO };
+        let Some(Running { route, source, receipt, pass, began, held }) = self.running.remove(&id) else { return };
         let shared = Arc::clone(&self.shared);
-        self.settling.spawn(async move { settle(&shared, source, &receipt, &Verdict::Defer(delay)).await });
+        self.settling.spawn(async move {
+            let told = settle(&shared, source, &receipt, &verdict).await;
+            drop(held);
+            told
+        });
+        let now = self.shared.now();
+        self.shared.desk().end(route, pass, ended, now.saturating_sub(began), now);
+        self.shared.room.notify_waiters();
     }
 
     fn give_back(&mut self, given: Vec<Arrived>) {
@@ -215,9 +217,12 @@ impl Floor {
         while let Some(ended) = self.tasks.join_next_with_id().await {
             self.end(ended);
         }
-        while let Some(told) = self.settling.join_next().await {
+        let until = until.max(Instant::now() + SETTLE_MAX);
+        while let Ok(Some(told)) = tokio::time::timeout_at(until, self.settling.join_next()).await {
             self.told(told);
         }
+        self.not_settled += self.settling.len();
+        self.settling.shutdown().await;
         helpers.shutdown().await;
         let is_finished = self.shared.ledger.finish(FINISH_MAX).await;
         let counts = Arc::clone(&self.shared.counts);
