@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use taskonce::{Effect, Handler, Key, State};
 
+use crate::commands::WorkArgs;
 use crate::dead::DeadArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
@@ -77,6 +78,8 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// List, show, redrive and drop dead letters
     Dead(DeadArgs),
+    /// Run the tasks that sources deliver, each once: handlers are commands
+    Work(WorkArgs),
     /// See what taskonce is for: tasks that arrive twice, workers that are killed, and three ways to handle them
     Demo(DemoArgs),
     /// Print a shell's completions

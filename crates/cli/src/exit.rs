@@ -75,7 +75,7 @@ impl Code {
             Code::Mismatch => "the key is in use for another payload",
             Code::StoreAway => "the store cannot serve, or the command was done and that could not be recorded",
             Code::Unwritten => "stdout cannot be written; what was done stays done",
-            Code::Busy => "busy, waiting, or the claim was lost: come again later",
+            Code::Busy => "busy, waiting, cut off by a stop, or the claim was lost: come again later",
             Code::Dead => "dead: out of attempts",
             Code::Parked => "parked: in doubt, a person must say what became of it",
             Code::Configuration => "the store's URL or settings, or the policy, are wrong",

@@ -3,6 +3,7 @@
 mod args;
 mod change;
 mod dead;
+mod commands;
 mod demo;
 mod exit;
 mod export;
@@ -47,6 +48,9 @@ fn main() -> ExitCode {
     if argv.get(1).is_some_and(|word| word == demo::worker::WORD) {
         return demo::worker::main(&argv[2..]);
     }
+    if argv.get(1).is_some_and(|word| word == commands::warden::WORD) {
+        return commands::warden::main(&argv[2..]);
+    }
     let cli = match Cli::try_parse_from(&argv) {
         Ok(cli) => cli,
         Err(error) => return refuse(&error, &argv),
@@ -81,6 +85,7 @@ fn dispatch(command: Command, common: &Common, form: Form) -> Result<ExitCode> {
         Command::Top(args) => top::top(&args, common, form),
         Command::Dead(args) => dead::dead(&args, common, form),
         Command::Send(args) => send::send(&args, common, form),
+        Command::Work(args) => commands::work(&args, common, form),
         Command::Demo(args) => demo::demo(&args, form),
         Command::Completions { shell } => export::completions(shell, form),
         Command::Man { subcommand } => export::man(subcommand.as_deref(), form),

@@ -56,7 +56,8 @@ fn read(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-fn trouble(name: &str, refused: &Refused) -> Trouble {
+/// A table that cannot be used, with everything that is wrong with it.
+pub(crate) fn trouble(name: &str, refused: &Refused) -> Trouble {
     let mut text = match refused.faults.len() {
         1 => format!("{name} cannot be used"),
         count => format!("{name} cannot be used, for {count} reasons"),

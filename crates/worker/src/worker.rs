@@ -33,7 +33,7 @@ use crate::events::Counts;
 use crate::outcome::Outcome;
 use crate::routes::{RouteId, Routes};
 use crate::run::Context;
-use crate::source::{Envelope, Source};
+use crate::source::{Delivery, Envelope, Source};
 use desk::Desk;
 use handler::{Kind, Prepare};
 use hold::Holds;
@@ -207,6 +207,16 @@ impl WorkerBuilder {
         F: Future<Output = Result<Output, Failure>> + Send + 'static,
     {
         self.with(name, Kind::Plain, handler::of_bytes(handler))
+    }
+
+    /// The same for one that looks at the whole delivery: the source that brought it, and how often it came.
+    #[must_use]
+    pub fn handler_of_delivery<H, F>(self, name: &str, handler: H) -> WorkerBuilder
+    where
+        H: Fn(Context, Delivery) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Output, Failure>> + Send + 'static,
+    {
+        self.with(name, Kind::Plain, handler::of_delivery(handler))
     }
 
     /// The same for a handler that claims and completes its task by itself: by a driver's `run_in_transaction`, for

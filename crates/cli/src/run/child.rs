@@ -135,7 +135,7 @@ pub(crate) fn start(
             (out, ears.copy(Stream::Stderr, Some(to), capture, &slept, &mut shows)?)
         }
     };
-    Order::Deadline(deadline).send_with(&running.socket, [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
+    Order::Deadline(deadline).send_with(&running.socket, &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
     Ok((running, ears, shows))
 }
 

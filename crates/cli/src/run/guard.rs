@@ -57,7 +57,7 @@ fn guard(argv: &[OsString]) -> io::Result<()> {
     if uptime() >= deadline {
         return News::LeasePassed.send(&socket);
     }
-    let child = match exec::start(command, group, streams) {
+    let child = match exec::start(&exec::Start::new(command, group), streams, |_number| {}) {
         Ok(child) => child,
         Err(error) => return News::NotStarted(error.raw_os_error().unwrap_or(0)).send(&socket),
     };

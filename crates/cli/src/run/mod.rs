@@ -9,9 +9,10 @@ pub(crate) mod exec;
 pub(crate) mod guard;
 mod handler;
 mod show;
-mod signals;
+pub(crate) mod signals;
 mod tell;
 mod told;
+pub(crate) use told::base64;
 mod tree;
 mod wire;
 

@@ -13,8 +13,8 @@ use rustix::net::{
 
 /// The length of a message.
 const LENGTH: usize = 9;
-/// How many descriptors come with the first order: stdin, stdout and stderr of the command.
-const STREAMS: usize = 3;
+/// The most descriptors that come with the first order: stdin, stdout and stderr of the command, and one for its result.
+const STREAMS_MAX: usize = 4;
 
 /// What taskonce tells the guardian. The end of the socket means: taskonce is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,12 +83,12 @@ impl Order {
         socket.write_all(&self.to_bytes())
     }
 
-    /// Sends the order and the command's stdin, stdout and stderr with it.
-    pub(crate) fn send_with(self, socket: &UnixStream, streams: [BorrowedFd<'_>; STREAMS]) -> io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(STREAMS))];
+    /// Sends the order and the command's stdin, stdout and stderr with it, and whatever else it writes to.
+    pub(crate) fn send_with(self, socket: &UnixStream, streams: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(STREAMS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        if !control.push(SendAncillaryMessage::ScmRights(&streams)) {
-            return Err(io::Error::other("no room for three descriptors"));
+        if !control.push(SendAncillaryMessage::ScmRights(streams)) {
+            return Err(io::Error::other("no room for the descriptors"));
         }
         let bytes = self.to_bytes();
         match sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)? {
@@ -104,8 +104,8 @@ impl Order {
     }
 
     /// Receives an order that was sent by [`Order::send_with`].
-    pub(crate) fn receive_with(socket: &UnixStream) -> io::Result<(Order, [OwnedFd; STREAMS])> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(STREAMS))];
+    pub(crate) fn receive_with(socket: &UnixStream) -> io::Result<(Order, Vec<OwnedFd>)> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(STREAMS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut bytes = [0; LENGTH];
         let received =
@@ -113,13 +113,12 @@ impl Order {
         if received.bytes != LENGTH {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let mut streams = Vec::with_capacity(STREAMS);
+        let mut streams = Vec::with_capacity(STREAMS_MAX);
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
                 streams.extend(descriptors);
             }
         }
-        let streams = <[OwnedFd; STREAMS]>::try_from(streams).map_err(|_| unknown())?;
         Ok((Order::from_bytes(bytes)?, streams))
     }
 }
@@ -179,9 +178,10 @@ mod tests {
         let (here, there) = UnixStream::pair().unwrap();
         let (mut reader, writer) = std::io::pipe().unwrap();
         let order = Order::Deadline(Duration::from_secs(1));
-        order.send_with(&here, [writer.as_fd(), writer.as_fd(), writer.as_fd()]).unwrap();
+        order.send_with(&here, &[writer.as_fd(), writer.as_fd(), writer.as_fd()]).unwrap();
         drop(writer);
-        let (received, [stdin, stdout, stderr]) = Order::receive_with(&there).unwrap();
+        let (received, streams) = Order::receive_with(&there).unwrap();
+        let [stdin, stdout, stderr] = <[OwnedFd; 3]>::try_from(streams).unwrap();
         assert_eq!(received, order);
         drop((stdin, stderr));
         std::fs::File::from(stdout).write_all(b"hello").unwrap();

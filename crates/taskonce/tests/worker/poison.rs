@@ -40,7 +40,7 @@ async fn a_worker_works_off_its_parents_queue() {
         .source(Arc::clone(&queue))
         .concurrency_max(4)
         .handler_in_transaction(CHARGE, |job| async move {
-            let order: Order = serde_json::from_slice(&job.envelope.payload).unwrap();
+            let order: Order = serde_json::from_slice(&job.delivery.envelope.payload).unwrap();
             let handler = move |tx: &Transaction<'_>, _context: &taskonce::Context| -> Result<(), Failure> {
                 tx.execute("INSERT INTO effect VALUES (?1)", [&order.id])?;
                 if order.id == POISON {

@@ -61,7 +61,7 @@ async fn judge(shared: &Shared, arrived: &Arrived) -> (Verdict, Ended) {
     let Some((_, prepare)) = shared.handler(arrived.route) else {
         return (Verdict::Defer(LOCKED_DELAY), Ended::NotStarted);
     };
-    let prepared = match prepare(delivery.envelope.clone()) {
+    let prepared = match prepare(delivery.clone()) {
         Ok(prepared) => prepared,
         Err(message) => return unreadable(shared, delivery, message),
     };

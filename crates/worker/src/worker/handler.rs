@@ -13,7 +13,7 @@ use taskonce_core::record::{Failure, Output};
 
 use crate::outcome::{MSGPACK, Outcome, encode};
 use crate::run::Context;
-use crate::source::Envelope;
+use crate::source::{Delivery, Envelope};
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -27,8 +27,8 @@ pub struct Job {
     pub task: Task,
     /// How its route treats it.
     pub policy: Policy,
-    /// What was sent.
-    pub envelope: Envelope,
+    /// What brought it.
+    pub delivery: Delivery,
 }
 
 /// Something that runs, with its payload read.
@@ -40,7 +40,7 @@ pub(super) enum Prepared {
 }
 
 /// Reads a payload; refuses one that cannot be read, with why.
-pub(super) type Prepare = Arc<dyn Fn(Envelope) -> Result<Prepared, String> + Send + Sync>;
+pub(super) type Prepare = Arc<dyn Fn(Delivery) -> Result<Prepared, String> + Send + Sync>;
 
 /// Who claims the task of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +69,8 @@ where
     F: Future<Output = Result<O, Failure>> + Send + 'static,
 {
     let handler = Arc::new(handler);
-    Arc::new(move |envelope| {
-        let payload: T = read(&envelope)?;
+    Arc::new(move |delivery| {
+        let payload: T = read(&delivery.envelope)?;
         let handler = Arc::clone(&handler);
         Ok(Prepared::Plain(Box::new(move |context| {
             let running = handler(context, payload);
@@ -84,10 +84,18 @@ where
     H: Fn(Context, Envelope) -> F + Send + Sync + 'static,
     F: Future<Output = Result<Output, Failure>> + Send + 'static,
 {
+    of_delivery(move |context, delivery| handler(context, delivery.envelope))
+}
+
+pub(super) fn of_delivery<H, F>(handler: H) -> Prepare
+where
+    H: Fn(Context, Delivery) -> F + Send + Sync + 'static,
+    F: Future<Output = Result<Output, Failure>> + Send + 'static,
+{
     let handler = Arc::new(handler);
-    Arc::new(move |envelope| {
+    Arc::new(move |delivery| {
         let handler = Arc::clone(&handler);
-        Ok(Prepared::Plain(Box::new(move |context| Box::pin(handler(context, envelope)))))
+        Ok(Prepared::Plain(Box::new(move |context| Box::pin(handler(context, delivery)))))
     })
 }
 
@@ -97,10 +105,10 @@ where
     F: Future<Output = Result<Outcome<()>>> + Send + 'static,
 {
     let handler = Arc::new(handler);
-    Arc::new(move |envelope| {
+    Arc::new(move |delivery| {
         let handler = Arc::clone(&handler);
         Ok(Prepared::Own(Box::new(move |ledger, task, policy| {
-            Box::pin(handler(Job { ledger, task, policy, envelope }))
+            Box::pin(handler(Job { ledger, task, policy, delivery }))
         })))
     })
 }
