@@ -2,8 +2,8 @@
 
 mod args;
 mod change;
-mod dead;
 mod commands;
+mod dead;
 mod demo;
 mod exit;
 mod export;
