@@ -30,7 +30,7 @@ pub(crate) const SERVICES: &[Program] = &[
         name: "redis-server",
         package: "redis-server",
         needed_by: "tests of the Redis store, of the command line on it, of the test servers and of the bench",
-        packages: &["taskonce-redis", "taskonce-testkit", "taskonce-bench"],
+        packages: &["taskonce-redis", "taskonce-queue-redis", "taskonce-testkit", "taskonce-bench"],
         test_prefix: "redis",
         place: || found("redis-server"),
     },

@@ -31,6 +31,18 @@ pub const SOURCE_SCHEMES: &[&str] = &[
     MEMORY_SCHEME,
     #[cfg(feature = "sqlite")]
     "sqlite",
+    #[cfg(feature = "redis")]
+    "redis",
+    #[cfg(feature = "redis")]
+    "rediss",
+    #[cfg(feature = "redis")]
+    "redis+sentinel",
+    #[cfg(feature = "redis")]
+    "rediss+sentinel",
+    #[cfg(feature = "redis")]
+    "redis+cluster",
+    #[cfg(feature = "redis")]
+    "rediss+cluster",
 ];
 
 /// How long a source in memory holds a delivery for its receiver.
@@ -41,6 +53,8 @@ const MEMORY_VISIBILITY: Duration = Duration::from_secs(30);
 /// * `memory:`: a queue in this process's memory, a new one each time. Nothing survives the process.
 /// * `sqlite:queue.db?visibility=30s&name=queue`: the embedded queue, in a file of its own, which is made when it is missing: see
 ///   the `taskonce-queue-sqlite` crate.
+/// * `redis://host:6379/0?visibility=30s&name=queue`, and `redis+sentinel:` and `redis+cluster:` as for the store: a queue on
+///   Redis Streams, which connects on first use: see the `taskonce-queue-redis` crate.
 ///
 /// # Errors
 /// [`ErrorKind::BadUrl`], naming every unknown or wrong part at once. For SQLite also what keeps the file from being
@@ -57,9 +71,16 @@ pub fn open(url: &str) -> Result<Arc<dyn Source>> {
             .with_hint("write it as `memory:`")),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(taskonce_queue_sqlite::SqliteQueue::from_url(url)?)),
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster" | "rediss+cluster" => {
+            Ok(Arc::new(taskonce_queue_redis::RedisQueue::from_url(url)?))
+        }
         _ => Err(Error::new(ErrorKind::BadUrl, format!("no source has the scheme `{}`", scheme.escape_debug()))
             .about("source URL")
-            .with_hint(format!("this build knows {}; `sqlite` is a feature of the crate", SOURCE_SCHEMES.join(", ")))),
+            .with_hint(format!(
+                "this build knows {}; `sqlite` and `redis` are features of the crate",
+                SOURCE_SCHEMES.join(", ")
+            ))),
     }
 }
 
@@ -165,6 +186,18 @@ mod tests {
         }
         drop(open_named(&url, "orders").unwrap());
         assert_eq!(&*open_existing_named(&url, "orders").unwrap().describe().name, "orders");
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn a_queue_on_streams_is_named_by_each_scheme_of_redis() {
+        for url in ["redis://h?name=orders", "redis+cluster://a,b?name=orders", "rediss+sentinel://s/tasks?name=orders"]
+        {
+            let source = open(url).unwrap();
+            assert_eq!((&*source.describe().name, source.describe().visibility), ("orders", Duration::from_secs(30)));
+        }
+        let Err(error) = open("redis://h?visibility=1ms") else { panic!("it must be refused") };
+        assert!(error.to_string().contains("`visibility`"), "{error}");
     }
 
     #[cfg(feature = "sqlite")]

@@ -199,7 +199,7 @@ mod tests {
     }
 
     fn three() -> Sentinels {
-        let further = Further { what: "store", known: &[], take: &mut |_, _| None };
+        let further = Further { what: "store", known: &[], prefix: "", form: "", take: &mut |_, _| None };
         let settings = Settings::read("redis+sentinel://a,b,c/tasks", further).unwrap();
         let dial = Dial::new(&settings, &[]).unwrap_or_else(|refusal| panic!("{refusal:?}"));
         let addresses = ["a", "b", "c"].map(|host| Address { host: host.to_owned(), port: 26379 });

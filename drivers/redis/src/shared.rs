@@ -1,8 +1,9 @@
 //! Something that many use and one attempt at a time makes: a connection, the map of a Cluster.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use taskonce_core::ErrorKind;
@@ -129,4 +130,21 @@ pub(crate) async fn outcome<T>(mut attempt: Attempt<T>, until: Instant) -> Resul
 /// Locks, also when somebody who held it panicked.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The outcomes of futures that run side by side, in their order.
+pub async fn join<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    let mut running: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
+    poll_fn(|context| {
+        let mut ended = true;
+        for (future, outcome) in running.iter_mut().filter(|(_, outcome)| outcome.is_none()) {
+            match future.as_mut().poll(context) {
+                Poll::Ready(value) => *outcome = Some(value),
+                Poll::Pending => ended = false,
+            }
+        }
+        if ended { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    running.into_iter().filter_map(|(_, outcome)| outcome).collect()
 }

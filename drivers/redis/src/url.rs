@@ -9,8 +9,6 @@ use url::Url;
 use crate::pipe::Replicas;
 use crate::place::{Login, Parts, Place, Scheme};
 
-/// What keys begin with, unless the URL says otherwise.
-const PREFIX: &str = "taskonce:";
 /// The longest prefix, in bytes.
 const PREFIX_MAX: usize = 128;
 /// How long a call may take, unless the URL says otherwise.
@@ -70,6 +68,10 @@ pub struct Further<'a> {
     pub what: &'static str,
     /// The further options, for people, each in backticks.
     pub known: &'static [&'static str],
+    /// What keys begin with, unless the URL says otherwise.
+    pub prefix: &'static str,
+    /// How such options are written, behind the URL; empty where there are none.
+    pub form: &'static str,
     /// Takes one.
     pub take: Take<'a>,
 }
@@ -97,7 +99,8 @@ impl Settings {
     /// # Errors
     /// [`ErrorKind::BadUrl`].
     pub fn read(text: &str, further: Further<'_>) -> Result<Settings> {
-        let Further { what, known, take } = further;
+        let Further { what, known, prefix, form: options, take } = further;
+        let form = |scheme: Scheme| form(scheme, options);
         let not_a_url = |why: &str| {
             Error::new(ErrorKind::BadUrl, format!("this is not a URL: {why}")).with_hint(form(Scheme::Servers))
         };
@@ -131,7 +134,7 @@ impl Settings {
             sentinel_login: None,
             database: parts.database,
             tls: secure.then_some(Tls::Public),
-            prefix: PREFIX.to_owned(),
+            prefix: prefix.to_owned(),
             timeout: TIMEOUT,
             eviction: Eviction::Refuse,
             what,
@@ -234,8 +237,9 @@ impl Settings {
     }
 }
 
-fn form(scheme: Scheme) -> String {
-    format!("write it as `{}`", scheme.form())
+fn form(scheme: Scheme, options: &str) -> String {
+    let further = if options.is_empty() { String::new() } else { format!(", with further options as in `{options}`") };
+    format!("write it as `{}`{further}", scheme.form())
 }
 
 fn certificates(path: &Path) -> Result<Vec<u8>, String> {
@@ -253,7 +257,10 @@ mod tests {
     use crate::address::Address;
 
     fn refused(url: &str) -> Error {
-        let Err(error) = Settings::read(url, Further { what: "store", known: &[], take: &mut |_, _| None }) else {
+        let Err(error) = Settings::read(
+            url,
+            Further { what: "store", known: &[], prefix: "taskonce:", form: "", take: &mut |_, _| None },
+        ) else {
             panic!("`{url}` was taken")
         };
         assert_eq!(error.kind(), ErrorKind::BadUrl);
@@ -261,8 +268,11 @@ mod tests {
     }
 
     fn read(url: &str) -> Settings {
-        Settings::read(url, Further { what: "store", known: &[], take: &mut |_, _| None })
-            .unwrap_or_else(|error| panic!("{url}: {error}"))
+        Settings::read(
+            url,
+            Further { what: "store", known: &[], prefix: "taskonce:", form: "", take: &mut |_, _| None },
+        )
+        .unwrap_or_else(|error| panic!("{url}: {error}"))
     }
 
     fn at(host: &str, port: u16) -> Address {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use taskonce_redis_wire::connection::Links;
 use taskonce_redis_wire::fault::Refusal;
-use taskonce_redis_wire::shared::lock;
+use taskonce_redis_wire::shared::{join, lock};
 use tokio::time::{Instant, sleep};
 
 use crate::lists::{self, Entry, List};
@@ -162,9 +162,9 @@ impl Behind {
             let links = Arc::clone(links);
             tokio::spawn(async move {
                 let Room(behind) = &room;
-                lists::join(legs.iter_mut().map(Leg::end)).await;
+                join(legs.iter_mut().map(Leg::end)).await;
                 behind.settle(&links, legs, wanted);
-                lists::join(others.iter_mut().map(Leg::end)).await;
+                join(others.iter_mut().map(Leg::end)).await;
                 behind.settle(&links, others, true);
             });
             return;
@@ -232,7 +232,7 @@ impl Behind {
         let mut pause = PAUSE;
         loop {
             sleep(pause).await;
-            let outcomes = lists::join(self.first().into_iter().map(async |(list, some)| {
+            let outcomes = join(self.first().into_iter().map(async |(list, some)| {
                 let now = Instant::now();
                 let add = |kept: &Kept| {
                     let left = kept.ends.saturating_duration_since(now).as_millis();

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use taskonce_core::key::Key;
@@ -20,6 +19,7 @@ use taskonce_core::{Error, ErrorKind, Result};
 use taskonce_redis_wire::connection::{At, Batch, Link, Links};
 use taskonce_redis_wire::fault::Refusal;
 use taskonce_redis_wire::pipe::next_mark;
+use taskonce_redis_wire::shared::join;
 use taskonce_redis_wire::wire::{Commands, Reply};
 use tokio::time::{Instant, timeout_at};
 
@@ -335,21 +335,4 @@ pub(crate) async fn change_all(
 ) -> Vec<List> {
     let all = changes.iter().map(async |(list, changes)| (*list, change(links, deadline, *list, changes).await));
     join(all).await.into_iter().filter(|(_, outcome)| outcome.is_err()).map(|(list, _)| list).collect()
-}
-
-/// The outcomes of futures that run side by side, in their order.
-pub(crate) async fn join<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
-    let mut running: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
-    poll_fn(|context| {
-        let mut ended = true;
-        for (future, outcome) in running.iter_mut().filter(|(_, outcome)| outcome.is_none()) {
-            match future.as_mut().poll(context) {
-                Poll::Ready(value) => *outcome = Some(value),
-                Poll::Pending => ended = false,
-            }
-        }
-        if ended { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    running.into_iter().filter_map(|(_, outcome)| outcome).collect()
 }

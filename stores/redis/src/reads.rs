@@ -10,10 +10,10 @@ use taskonce_core::Result;
 use taskonce_core::key::Key;
 use taskonce_redis_wire::connection::{At, Batch, Link, Links};
 use taskonce_redis_wire::fault::Refusal;
+use taskonce_redis_wire::shared::join;
 use taskonce_redis_wire::wire::{Commands, Reply};
 use tokio::time::Instant;
 
-use crate::lists::join;
 use crate::request::Request;
 
 /// For which part of a call's time a page waits for one of several servers.

@@ -15,10 +15,12 @@ const LIST_LEGACY_BODY: &str = concat!("redis.call('ZREM', KEYS[1], '')\n", incl
 /// The texts of all scripts. A server refuses those of another form.
 pub(crate) const BODIES: [&str; 4] = [SWAP_BODY, SWAP_LEGACY_BODY, LIST_BODY, LIST_LEGACY_BODY];
 
-static SWAP: Script = Script { body: SWAP_BODY, hash: LazyLock::new(|| hash(SWAP_BODY)) };
-static SWAP_LEGACY: Script = Script { body: SWAP_LEGACY_BODY, hash: LazyLock::new(|| hash(SWAP_LEGACY_BODY)) };
-static LIST: Script = Script { body: LIST_BODY, hash: LazyLock::new(|| hash(LIST_BODY)) };
-static LIST_LEGACY: Script = Script { body: LIST_LEGACY_BODY, hash: LazyLock::new(|| hash(LIST_LEGACY_BODY)) };
+static SWAP: LazyLock<Script> = LazyLock::new(|| Script { body: SWAP_BODY, hash: hash(SWAP_BODY) });
+static SWAP_LEGACY: LazyLock<Script> =
+    LazyLock::new(|| Script { body: SWAP_LEGACY_BODY, hash: hash(SWAP_LEGACY_BODY) });
+static LIST: LazyLock<Script> = LazyLock::new(|| Script { body: LIST_BODY, hash: hash(LIST_BODY) });
+static LIST_LEGACY: LazyLock<Script> =
+    LazyLock::new(|| Script { body: LIST_LEGACY_BODY, hash: hash(LIST_LEGACY_BODY) });
 
 /// One call of a script.
 #[derive(Clone, Copy)]

@@ -24,6 +24,9 @@ use crate::request::Request;
 use crate::script::{BODIES, Call, What};
 use crate::{examine, lists, scan, watch};
 
+/// What keys begin with, unless the URL says otherwise.
+const PREFIX: &str = "taskonce:";
+
 /// The longest life of a key: Redis computes expiry times in milliseconds that must fit into 63 bits.
 const LIFE_MAX: Duration = Duration::from_secs(1000 * 365 * 24 * 60 * 60);
 
@@ -64,7 +67,7 @@ impl RedisStore {
     /// # Errors
     /// [`ErrorKind::BadUrl`] with everything that is wrong with the URL. It never shows the password.
     pub fn from_url(url: &str) -> Result<RedisStore> {
-        let further = Further { what: "store", known: &[], take: &mut |_, _| None };
+        let further = Further { what: "store", known: &[], prefix: PREFIX, form: "", take: &mut |_, _| None };
         Ok(RedisStore { links: Arc::new(Links::new(Settings::read(url, further)?, &BODIES)?) })
     }
 
