@@ -18,6 +18,7 @@ pub mod held;
 pub mod transaction;
 pub mod ledger;
 pub mod people;
+pub mod process;
 pub mod host;
 pub mod memory;
 pub mod codec;

@@ -14,6 +14,7 @@ mod listed;
 mod outputs;
 mod people;
 mod port;
+mod processes;
 mod purge;
 mod scan;
 mod steps;
@@ -104,6 +105,13 @@ macro_rules! __each_case {
                 a_listed_walk_misses_nothing_while_others_write
                 an_unreadable_record_is_listed_with_its_error
                 a_listed_walk_that_admits_done_sees_everything
+            }
+            processes {
+                what_a_process_publishes_is_read_by_others
+                what_a_process_says_takes_the_place_of_what_it_said
+                what_a_process_said_expires_unless_it_is_said_again
+                what_processes_said_that_ended_is_removed_by_others
+                a_summary_has_bounds
             }
             purge {
                 final_records_are_purged_past_their_retention
