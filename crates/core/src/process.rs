@@ -116,8 +116,13 @@ impl Publisher {
                     (self.held, self.published) = (Some(Arc::new(next)), self.published + 1);
                     return Ok(());
                 }
-                // It has expired, or an earlier write of this process was stored after all.
-                Swap::Conflict(found) => self.held = found.map(|found| found.record),
+                // It has expired, or an earlier write of this process was stored after all. A store may take this one's place in
+                // its lists back meanwhile, so it is not taken again.
+                Swap::Conflict(found) => {
+                    self.held = found.map(|found| found.record);
+                    let random = || ClaimId::from(self.ledger.host().random());
+                    self.claim = self.held.as_ref().map_or_else(random, |held| held.claim);
+                }
                 Swap::Locked(_) => break,
             }
         }

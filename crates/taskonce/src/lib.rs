@@ -65,6 +65,7 @@ pub use taskonce_core::key::{DownstreamKey, Fingerprint, Handler, Key, Name, Tas
 pub use taskonce_core::ledger::{Admission, Claim, Ledger, Seen, Unsettled};
 pub use taskonce_core::people::Walk;
 pub use taskonce_core::policy::{Backoff, Effect, Policy};
+pub use taskonce_core::process::{Process, Publisher};
 pub use taskonce_core::record::{
     Aftermath, Age, ClaimId, DropReason, Event, EventKind, Failure, FailureClass, Fence, Found, Output, Record, State,
     Token, WallTime,

@@ -2,7 +2,7 @@
 //!
 //! In reading order: `handler` (the user's functions), `service` (those of tower), `receive` (what is worth receiving), `desk` (what is in hand, and what
 //! may start), `deliver` (one delivery, from its key to its verdict), `settle` (the verdict, told to the source), `hold`
-//! (keeps deliveries meanwhile), `drain` (the main loop, and its end), `watch` (what nobody takes).
+//! (keeps deliveries meanwhile), `drain` (the main loop, and its end), `watch` (what nobody takes), `publish` (how it stands).
 
 mod handler;
 mod service;
@@ -15,6 +15,7 @@ mod hold;
 mod drain;
 mod watch;
 mod monitor;
+mod publish;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +25,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use taskonce_core::ledger::Ledger;
 use taskonce_core::policy::Effect;
+use taskonce_core::process::Publisher;
 use taskonce_core::record::{Failure, Output};
 use taskonce_core::{Error, ErrorKind, Result};
 use tokio::sync::Notify;
@@ -50,6 +52,10 @@ pub const CONCURRENCY: usize = 64;
 pub const GRACE: Duration = Duration::from_secs(20);
 /// After what time without a delivery, while there are some, a worker says that it is stalled, unless said otherwise.
 pub const STALLED_AFTER: Duration = Duration::from_secs(30);
+
+/// How often a worker may say how it stands.
+const PUBLISH_MIN: Duration = Duration::from_secs(1);
+const PUBLISH_MAX: Duration = Duration::from_secs(300);
 
 /// Takes deliveries from sources and runs their tasks, each through the ledger, until it is told to stop.
 ///
@@ -113,6 +119,9 @@ struct Shared {
     /// Something may be received.
     room: Notify,
     stalled_after: Duration,
+    /// How often it says how it stands.
+    publish_every: Option<Duration>,
+    publisher: tokio::sync::Mutex<Option<Publisher>>,
 }
 
 impl Shared {
@@ -139,6 +148,7 @@ pub struct WorkerBuilder {
     concurrency_max: usize,
     grace: Duration,
     stalled_after: Duration,
+    publish_every: Option<Duration>,
 }
 
 impl Worker {
@@ -153,6 +163,7 @@ impl Worker {
             concurrency_max: CONCURRENCY,
             grace: GRACE,
             stalled_after: STALLED_AFTER,
+            publish_every: None,
         }
     }
 
@@ -271,6 +282,14 @@ impl WorkerBuilder {
         self
     }
 
+    /// Says so often in the store how it stands, for `taskonce top` and [`Ledger::processes`]: one write each time, of numbers
+    /// and names of routes only. From 1 s to 5 min; what lies outside counts as the nearest. Default: never.
+    #[must_use]
+    pub fn publish_every(mut self, time: Duration) -> WorkerBuilder {
+        self.publish_every = Some(time.clamp(PUBLISH_MIN, PUBLISH_MAX));
+        self
+    }
+
     /// The worker.
     ///
     /// # Errors
@@ -338,6 +357,8 @@ impl WorkerBuilder {
             work: Notify::new(),
             room: Notify::new(),
             stalled_after: self.stalled_after,
+            publish_every: self.publish_every,
+            publisher: tokio::sync::Mutex::default(),
         };
         Ok(Worker { shared: Arc::new(shared), grace: self.grace })
     }

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use taskonce::source::Depth;
-use taskonce::{Filter, Ledger, State};
+use taskonce::{Filter, Ledger, Process, State};
 
 use crate::report::{Result, Trouble};
 use crate::sources::Opened;
@@ -21,6 +22,7 @@ pub(super) struct Looker<'a> {
     ledger: Result<Ledger>,
     before: HashMap<(usize, Arc<str>), u64>,
     looked_at: Option<Instant>,
+    spoken: HashMap<Arc<str>, Before>,
     failed: bool,
 }
 
@@ -43,13 +45,41 @@ pub(super) struct Queue {
     pub(super) grows: Option<f64>,
 }
 
-/// A process that holds claims.
+/// A process that holds claims, or says of itself how it stands.
+#[derive(Default)]
 pub(super) struct Worker {
     pub(super) owner: String,
+    /// What it says of itself, if it does.
+    pub(super) said: Option<Said>,
     pub(super) running: usize,
     pub(super) longest: Duration,
     /// How many of its claims have leases that passed: it is silent.
     pub(super) silent: usize,
+}
+
+/// What a process says of itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Said {
+    /// How long ago.
+    pub(super) age: Duration,
+    /// Tasks that took effect in a second; not known at its first word.
+    pub(super) done: Option<f64>,
+    /// Attempts that failed in a second.
+    pub(super) failed: Option<f64>,
+    /// Whether the store did not answer it.
+    pub(super) store_away: bool,
+    /// Routes that its breakers have paused.
+    pub(super) paused: Vec<String>,
+}
+
+/// What a process had said when it was looked at before.
+#[derive(Clone)]
+struct Before {
+    /// About when it was said.
+    at: Instant,
+    done: u64,
+    failed: u64,
+    said: Said,
 }
 
 /// A task that runs.
@@ -64,7 +94,7 @@ pub(super) struct Running {
 
 impl<'a> Looker<'a> {
     pub(super) fn new(sources: &'a [Opened], ledger: Result<Ledger>) -> Looker<'a> {
-        Looker { sources, ledger, before: HashMap::new(), looked_at: None, failed: false }
+        Looker { sources, ledger, before: HashMap::new(), looked_at: None, spoken: HashMap::new(), failed: false }
     }
 
     /// Whether the last look could not see all.
@@ -94,15 +124,20 @@ impl<'a> Looker<'a> {
         }
         view.queues.sort_by(|a, b| (&a.source, &a.depth.handler).cmp(&(&b.source, &b.depth.handler)));
         self.before = held;
+        let mut said = HashMap::new();
         match &self.ledger {
             Ok(ledger) => {
                 if let Err(trouble) = running(ledger, &mut view).await {
                     view.troubles.push(trouble.text().to_owned());
                 }
+                match ledger.processes().await {
+                    Ok(processes) => said = heard(&mut self.spoken, &processes, now),
+                    Err(error) => view.troubles.push(error.to_string()),
+                }
             }
             Err(trouble) => view.troubles.push(trouble.text().to_owned()),
         }
-        view.workers = workers(&view.running);
+        view.workers = workers(&view.running, said);
         self.failed = !view.troubles.is_empty();
         view
     }
@@ -135,15 +170,53 @@ async fn running(ledger: &Ledger, view: &mut View) -> Result<()> {
     Ok(())
 }
 
-fn workers(running: &[Running]) -> Vec<Worker> {
-    let mut workers: BTreeMap<&str, Worker> = BTreeMap::new();
+/// Two words of one process lie further apart than this: what is nearer is the same word, looked at again.
+const APART: Duration = Duration::from_millis(500);
+
+/// What processes say, with rates between their last two words.
+fn heard(spoken: &mut HashMap<Arc<str>, Before>, processes: &[Process], now: Instant) -> HashMap<String, Said> {
+    let mut latest = HashMap::new();
+    for process in processes {
+        let Ok(told) = serde_json::from_slice::<Value>(&process.summary) else { continue };
+        let count = |names: &[&str]| names.iter().filter_map(|name| told["counts"][name].as_u64()).sum::<u64>();
+        let (done, failed) = (count(&["completed"]), count(&["failed", "dead", "parked"]));
+        let at = now.checked_sub(process.age).unwrap_or(now);
+        let before = spoken.get(&process.name);
+        let is_new = before.is_none_or(|before| at.saturating_duration_since(before.at) > APART);
+        let (rate_done, rate_failed) = match before {
+            Some(before) if is_new => {
+                let since = at.saturating_duration_since(before.at);
+                (Some(rate(before.done, done, since)), Some(rate(before.failed, failed, since)))
+            }
+            Some(before) => (before.said.done, before.said.failed),
+            None => (None, None),
+        };
+        let paused = told["routes"].as_array().into_iter().flatten().filter(|route| route["breaker"] == "open");
+        let said = Said {
+            age: process.age,
+            done: rate_done,
+            failed: rate_failed,
+            store_away: told["store_away"] == true,
+            paused: paused.filter_map(|route| Some(route["route"].as_str()?.to_owned())).collect(),
+        };
+        let kept = match before {
+            Some(before) if !is_new => Before { said, ..before.clone() },
+            Some(_) | None => Before { at, done, failed, said },
+        };
+        latest.insert(Arc::clone(&process.name), kept);
+    }
+    *spoken = latest;
+    spoken.iter().map(|(name, before)| (name.to_string(), before.said.clone())).collect()
+}
+
+fn workers(running: &[Running], said: HashMap<String, Said>) -> Vec<Worker> {
+    let mut workers: BTreeMap<String, Worker> = BTreeMap::new();
+    for (owner, said) in said {
+        workers.insert(owner.clone(), Worker { owner, said: Some(said), ..Worker::default() });
+    }
     for task in running {
-        let worker = workers.entry(&task.owner).or_insert_with(|| Worker {
-            owner: task.owner.clone(),
-            running: 0,
-            longest: Duration::ZERO,
-            silent: 0,
-        });
+        let new = || Worker { owner: task.owner.clone(), ..Worker::default() };
+        let worker = workers.entry(task.owner.clone()).or_insert_with(new);
         worker.running += 1;
         worker.longest = worker.longest.max(task.age);
         worker.silent += usize::from(task.lease_left.is_zero());
@@ -166,12 +239,41 @@ mod tests {
             age: Duration::from_secs(age),
             lease_left: Duration::from_secs(left),
         };
-        let workers = workers(&[task("a", "one", 3, 9), task("b", "two", 40, 0), task("c", "one", 5, 9)]);
+        let workers =
+            workers(&[task("a", "one", 3, 9), task("b", "two", 40, 0), task("c", "one", 5, 9)], HashMap::new());
         let told: Vec<_> = workers
             .iter()
             .map(|worker| (&*worker.owner, worker.running, worker.longest.as_secs(), worker.silent))
             .collect();
         assert_eq!(told, [("one", 2, 5, 0), ("two", 1, 40, 1)]);
+    }
+
+    #[test]
+    fn rates_of_a_process_are_those_between_its_last_two_words() {
+        let began = Instant::now();
+        let at = |millis: u64| began + Duration::from_millis(10_000 + millis);
+        let process = |age: u64, done: u64| {
+            Process {
+            name: "one".into(),
+            age: Duration::from_millis(age),
+            summary: format!(
+                "{{\"counts\": {{\"completed\": {done}, \"failed\": 1, \"dead\": 1}}, \"routes\": [{{\"route\": \"a\", \"breaker\": \"open\"}}]}}"
+            )
+            .into_bytes(),
+        }
+        };
+        let mut spoken = HashMap::new();
+        let mut look = |process: Process, now: Instant| heard(&mut spoken, &[process], now).remove("one").unwrap();
+        let first = look(process(0, 100), at(0));
+        assert_eq!((first.done, first.failed, &first.paused[..]), (None, None, &["a".to_owned()][..]));
+        assert_eq!(look(process(1000, 100), at(1000)).done, None, "the same word");
+        let second = look(process(0, 300), at(2000));
+        assert_eq!((second.done, second.failed), (Some(100.0), Some(0.0)));
+        assert_eq!(look(process(1000, 300), at(3000)).done, Some(100.0), "the same word");
+        let unreadable = Process { name: "two".into(), age: Duration::ZERO, summary: b"?".to_vec() };
+        assert_eq!(heard(&mut HashMap::new(), &[unreadable], began), HashMap::new());
+        let workers = workers(&[], HashMap::from([("one".to_owned(), second)]));
+        assert_eq!((&*workers[0].owner, workers[0].running), ("one", 0));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! `top`: a live view of queues, workers and running tasks, drawn again and again. What it shows is asked of the queues and of
-//! the ledger's list of running tasks: workers need not know of it.
+//! `top`: a live view of queues, workers and running tasks, drawn again and again. What it shows is asked of the queues, of the
+//! ledger's list of running tasks, and of what processes publish of themselves.
 
 mod look;
 mod show;
@@ -23,7 +23,8 @@ const EVERY_MIN: Duration = Duration::from_millis(200);
 /// What `top --help` and the man page say below the options.
 const NOTES: &str = "\
 QUEUES has a line of each handler: what is ready and for how long the oldest has been so, in flight, deferred and dead, and by how much
-all of it but the dead grows or shrinks a second. WORKERS are the processes that hold claims, RUNNING are their tasks, the longest first.
+all of it but the dead grows or shrinks a second. WORKERS are the processes that hold claims, or publish how they stand: those have
+rates. RUNNING are the tasks, the longest first.
 
 On Redis a task is listed from its first heartbeat on, a third of its lease after it began: short ones are not seen there.
 Outside of a terminal, and with `--json`, there is one view, or as many as `--times` says.";

@@ -30,12 +30,8 @@ pub(super) fn text(view: &View, columns: Option<usize>, lines: Option<usize>) ->
     text.push_str(&width::table(heads, rows, Shrinks { column: 0, min: 12 }, columns));
     text.push('\n');
     let rows = view.workers.iter().take(workers).map(worker_cells).collect();
-    text.push_str(&width::table(
-        ["WORKER", "RUNNING", "LONGEST", "NOTE"],
-        rows,
-        Shrinks { column: 0, min: 12 },
-        columns,
-    ));
+    let heads = ["WORKER", "RUNNING", "LONGEST", "DONE", "FAILED", "NOTE"];
+    text.push_str(&width::table(heads, rows, Shrinks { column: 5, min: 8 }, columns));
     text.push('\n');
     let rows = view.running.iter().take(tasks).map(task_cells).collect();
     text.push_str(&width::table(["RUNNING", "FOR", "ATTEMPT", "LEASE"], rows, Shrinks { column: 0, min: 12 }, columns));
@@ -79,12 +75,27 @@ fn queue_cells(queue: &Queue) -> [String; 7] {
     ]
 }
 
-fn worker_cells(worker: &Worker) -> [String; 4] {
-    let note = match worker.silent {
-        0 => String::new(),
-        silent => format!("silent: {silent} of its leases passed"),
-    };
-    [plain::line(&worker.owner).into_owned(), worker.running.to_string(), spell(worker.longest), note]
+fn worker_cells(worker: &Worker) -> [String; 6] {
+    let said = worker.said.as_ref();
+    let rate = |of: Option<f64>| of.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}/s"));
+    let mut notes = Vec::new();
+    if worker.silent > 0 {
+        notes.push(format!("silent: {} of its leases passed", worker.silent));
+    }
+    if said.is_some_and(|said| said.store_away) {
+        notes.push("the store is away".to_owned());
+    }
+    if let Some(said) = said.filter(|said| !said.paused.is_empty()) {
+        notes.push(format!("paused: {}", plain::line(&said.paused.join(", "))));
+    }
+    [
+        plain::line(&worker.owner).into_owned(),
+        worker.running.to_string(),
+        spell(worker.longest),
+        rate(said.and_then(|said| said.done)),
+        rate(said.and_then(|said| said.failed)),
+        notes.join("; "),
+    ]
 }
 
 fn task_cells(task: &Running) -> [String; 4] {
@@ -112,6 +123,13 @@ pub(super) fn json(view: &View) -> Value {
             "running": worker.running,
             "longest_ms": view::millis(worker.longest),
             "leases_passed": worker.silent,
+            "says": worker.said.as_ref().map(|said| json!({
+                "age_ms": view::millis(said.age),
+                "done_per_second": said.done,
+                "failed_per_second": said.failed,
+                "store_away": said.store_away,
+                "paused": said.paused,
+            })),
         })
     });
     let running = view.running.iter().map(|task| {

@@ -59,7 +59,7 @@ pub(super) async fn what_a_process_said_expires_unless_it_is_said_again(stage: S
     let (a, b) = (stage.actor("a"), stage.actor("b"));
     // So that the time that passes is theirs too.
     for actor in [&a, &b] {
-        stage.key_of("taskonce", "process", &owner(actor));
+        let _key = stage.key_of("taskonce", "process", &owner(actor));
     }
     let (mut of_a, mut of_b) = (a.ledger.publisher(LIFE).unwrap(), b.ledger.publisher(LIFE).unwrap());
     of_a.publish(b"1").await.unwrap();

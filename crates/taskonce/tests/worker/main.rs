@@ -5,6 +5,7 @@
 
 mod stage;
 mod wrap;
+mod publishing;
 mod sending;
 mod settling;
 mod service;

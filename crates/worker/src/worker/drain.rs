@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::desk::{Arrived, Next, WAIT_MAX, Which};
 use super::hold::Hold;
 use super::settle::{Told, Verdict, settle};
-use super::{Shared, deliver, hold, receive, watch};
+use super::{Shared, deliver, hold, publish, receive, watch};
 use crate::events::Counts;
 use crate::routes::{Ended, Pass, RouteId};
 use crate::source::Receipt;
@@ -96,6 +96,7 @@ pub(super) async fn run(shared: Arc<Shared>, grace: Duration, stop: impl Future<
     let mut helpers = JoinSet::new();
     helpers.spawn(hold::keep(Arc::clone(&shared)));
     helpers.spawn(watch::watch(Arc::clone(&shared)));
+    helpers.spawn(publish::publish(Arc::clone(&shared)));
     let mut floor = Floor {
         shared: Arc::clone(&shared),
         tasks: JoinSet::new(),
@@ -130,7 +131,9 @@ pub(super) async fn run(shared: Arc<Shared>, grace: Duration, stop: impl Future<
         }
     }
     receivers.shutdown().await;
-    floor.drain(grace, helpers).await
+    let report = floor.drain(grace, helpers).await;
+    publish::withdraw(&shared).await;
+    report
 }
 
 impl Floor {
