@@ -40,6 +40,9 @@ const RECORD_MAX: Duration = Duration::from_secs(1);
 /// How long killed commands may take to be gone.
 const GONE_MAX: Duration = Duration::from_secs(2);
 
+/// How often it says how it stands, for `top`: one write each time.
+const PUBLISH_EVERY: Duration = Duration::from_secs(5);
+
 /// Works until a signal comes.
 pub(crate) fn work(args: &WorkArgs, common: &Common, form: Form) -> Result<ExitCode> {
     let name = args.config.display().to_string();
@@ -175,6 +178,7 @@ impl Job<'_> {
         let mut signals = Signals::heed().map_err(|error| no_process(&error))?;
         let crew = Crew::new().map_err(|error| no_process(&error))?;
         let mut builder = Worker::builder(self.ledger.clone(), self.routes.clone()).grace(self.args.grace);
+        builder = builder.publish_every(PUBLISH_EVERY);
         if let Some(count) = self.args.concurrency {
             builder = builder.concurrency_max(count as usize);
         }

@@ -71,3 +71,35 @@ fn what_cannot_be_seen_is_said_and_the_rest_is_shown() {
     assert_eq!((seen.code, &seen.json()["queues"][0]["ready"]), (69, &json!(1)), "{seen:?}");
     assert!(seen.json()["not_seen"][0].as_str().unwrap().contains("tasks.db"), "{seen:?}");
 }
+
+/// `work` says of itself how it stands, and takes that back when it ends.
+#[test]
+fn a_worker_is_shown_while_it_lives_with_what_it_says_of_itself() {
+    let desk = Desk::new();
+    let table = r#"
+        [sources.orders]
+        url = "sqlite:orders.db"
+        [handlers."charge@2"]
+        effect = "keyed"
+        command = ["cat"]
+        [routes.orders."charge@2"]
+    "#;
+    fs::write(desk.path("taskonce.toml"), table).unwrap();
+    assert_eq!(desk.say(&["send", "charge@2", "--key", "a", "--payload", "{}"]).code, 0);
+    let worker = desk.start(&["work"]);
+    let look = || desk.say(&["top", "--json"]);
+    let says = || look().json()["workers"][0]["says"].clone();
+    let is_shown = || {
+        let says = says();
+        says["store_away"] == false && says["age_ms"].is_u64()
+    };
+    let is_done = || desk.say(&["show", "default/charge@2/a", "--json"]).json()["state"] == "done";
+    assert!(taskonce_testkit::eventually(PATIENCE, is_done));
+    assert!(taskonce_testkit::eventually(PATIENCE, is_shown), "{:?}", look());
+    assert!(
+        desk.say(&["list", "--all"]).text().contains("charge@2/a") && !desk.say(&["list"]).text().contains("process")
+    );
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.end().code, 0);
+    assert_eq!(look().json()["workers"], json!([]));
+}

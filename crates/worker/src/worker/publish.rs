@@ -104,7 +104,7 @@ mod tests {
             id: RouteId(number as u32),
             name: format!("{name}{number} × charge@2"),
             waiting: 0,
-            gate: GateSnapshot { running: u32::from(number % 2 == 0), room: 3, breaker: None, opened: 0 },
+            gate: GateSnapshot { running: u32::from(number.is_multiple_of(2)), room: 3, breaker: None, opened: 0 },
         };
         Snapshot {
             running: routes / 2,
