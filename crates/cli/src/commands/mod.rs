@@ -36,7 +36,7 @@ use pool::Pool;
 use process::Process;
 
 /// How long the ends of tasks that are cut off by a second signal may take to be written.
-const RECORD_MAX: Duration = Duration::from_secs(1);
+const RECORD_MAX: Duration = Duration::from_secs(2);
 /// How long killed commands may take to be gone.
 const GONE_MAX: Duration = Duration::from_secs(2);
 
@@ -211,6 +211,8 @@ impl Job<'_> {
                     None => {
                         tracing::warn!("{}: ends at once, and kills what runs", signals::name(signal));
                         crew.kill_all();
+                        // Killed commands are failed attempts, which are written at once.
+                        let _late = tokio::time::timeout(RECORD_MAX, &mut running).await;
                         drop(running);
                         self.ledger.finish(RECORD_MAX).await;
                         crew.gone(GONE_MAX).await;

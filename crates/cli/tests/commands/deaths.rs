@@ -67,7 +67,7 @@ fn a_command_that_kills_its_worker_every_time_is_parked_and_the_others_go_on() {
 #[test]
 fn a_command_that_hangs_and_ignores_sigterm_is_killed_and_its_attempt_has_failed() {
     let floor =
-        Floor::new("command = ['sh', 'charge.sh']\nrun_max = '500ms'\nkill_after = '500ms'\npoison_attempts_max = 2");
+        Floor::new("command = ['sh', 'charge.sh']\nrun_max = '1500ms'\nkill_after = '500ms'\npoison_attempts_max = 2");
     floor.desk.script("charge.sh", "trap '' TERM\necho $$ >>pids\nwhile :; do sleep 600; done\n");
     floor.send("a", "{}");
     let worker = floor.work(&[]);
