@@ -86,7 +86,7 @@ fn dispatch(command: Command, common: &Common, form: Form) -> Result<ExitCode> {
         Command::Dead(args) => dead::dead(&args, common, form),
         Command::Send(args) => send::send(&args, common, form),
         Command::Work(args) => commands::work(&args, common, form),
-        Command::Demo(args) => demo::demo(&args, form),
+        Command::Demo(args) => demo::demo(&args, common, form),
         Command::Completions { shell } => export::completions(shell, form),
         Command::Man { subcommand } => export::man(subcommand.as_deref(), form),
     }

@@ -60,3 +60,18 @@ fn an_interrupted_demo_ends_its_workers_and_removes_its_folder() {
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the folder is left");
 }
+
+#[test]
+fn the_demo_takes_a_store_and_a_queue_that_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = |name: &str| format!("sqlite:{}", folder.path().join(name).display());
+    let (store, source) = (url("tasks.db"), url("queue.db") + "?visibility=600ms");
+    let run = demo().args(["--tasks", "20", "--json", "--store", &store, "--source", &source]).output().unwrap();
+    let said = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{said}");
+    let report: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
+    let names: Vec<_> = report["columns"].as_array().unwrap().iter().map(|column| &column["column"]).collect();
+    assert_eq!(names, ["recipe", "repeatable", "keyed"]);
+    assert!(said.contains("The transactional effect is left out"), "{said}");
+    assert!(folder.path().join("tasks.db").exists() && folder.path().join("queue.db").exists());
+}

@@ -1,15 +1,14 @@
 //! The demo: one load, four ways to handle it, and workers that are killed all the time. All processes are real.
 //!
-//! A queue in the supervising process delivers at least once: what a worker did not acknowledge comes again after a
-//! visibility timeout, and some deliveries come twice from the start. Eight worker processes take deliveries and are
-//! killed with SIGKILL at random. What they did is counted from files that they (or the provider of the keyed effect)
+//! A real queue delivers at least once: what a worker did not acknowledge comes again after a visibility timeout, and some
+//! deliveries come twice from the start. Eight worker processes take deliveries and are killed with SIGKILL at random; those of
+//! taskonce run its worker. What they did is counted from files that they (or the provider of the keyed effect)
 //! append to, or from the rows of a table that is only inserted into, never from what taskonce says.
 
 mod column;
 mod count;
 mod crew;
 mod load;
-mod queue;
 mod room;
 mod show;
 pub(crate) mod worker;
@@ -19,6 +18,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::args::Common;
 use crate::exit::Code;
 use crate::report::{self, Form, Result, Trouble};
 use crate::units;
@@ -32,11 +32,16 @@ use room::Room;
 const LEASE: Duration = Duration::from_secs(1);
 /// After this a delivery that was not acknowledged comes again.
 const VISIBILITY: Duration = Duration::from_millis(600);
+/// The name of the queue, one half of each route.
+const SOURCE: &str = "demo";
+/// The namespace of its tasks.
+const NAMESPACE: &str = "demo";
 /// Worker processes.
 const WORKERS: usize = 8;
 /// A worker is killed about this often.
 const KILL_EVERY: Duration = Duration::from_millis(150);
-/// A column that is not through so long after its last arrival is stopped. Two seconds do; a disk may hang for longer.
+/// A column that is not through so long after its last arrival, and three visibility timeouts more, is stopped. Two seconds do; a
+/// disk may hang for longer.
 const DRAIN_MAX: Duration = Duration::from_secs(15);
 /// The most tasks: the demo ends within minutes whatever it is asked.
 const TASKS_MAX: i64 = 10_000;
@@ -46,7 +51,7 @@ const INTERRUPTED: u8 = 130;
 /// The arguments of `demo`.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// Tasks of each of the four runs
+    /// Tasks of each run
     #[arg(long, value_name = "COUNT", default_value = "200", value_parser = clap::value_parser!(u32).range(1..=TASKS_MAX))]
     tasks: u32,
     /// Make this load: which deliveries come twice, how long each task works, when kills come. The kills themselves are
@@ -56,6 +61,10 @@ pub(crate) struct DemoArgs {
     /// How long the usual recipe's mark stands: longer loses more tasks, shorter doubles more
     #[arg(long, value_name = "DURATION", value_parser = units::duration, default_value = "1s")]
     mark_ttl: Duration,
+    /// Take the deliveries from this queue, by its URL; without it from a SQLite file that goes with the demo. What a killed
+    /// worker held comes again after the queue's visibility timeout: give it a short one, `?visibility=600ms`
+    #[arg(long, value_name = "URL")]
+    source: Option<String>,
 }
 
 /// What a column did.
@@ -68,21 +77,24 @@ pub(crate) struct Ran {
     pub(crate) kills_at_work: usize,
     pub(crate) deliveries: usize,
     pub(crate) took: Duration,
-    /// What kept a worker from asking the store; the delivery was deferred.
-    pub(crate) refusals: Vec<String>,
 }
 
 /// Runs the demo. Exits with 1 if a keyed or transactional effect doubled, or if taskonce lost or blocked a task.
-pub(crate) fn demo(args: &DemoArgs, form: Form) -> Result<ExitCode> {
+pub(crate) fn demo(args: &DemoArgs, common: &Common, form: Form) -> Result<ExitCode> {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(0..1_000_000));
     let tasks = usize::try_from(args.tasks).unwrap_or(usize::MAX);
     let load = Load::new(tasks, seed);
     let stop = room::on_signal()?;
-    report::say(show::introduction(&load, seed, args.mark_ttl));
+    let columns = columns(common.store.as_deref());
+    let visibility = visibility(args.source.as_deref())?;
+    report::say(show::introduction(&load, seed, args.mark_ttl, visibility, columns.len()));
+    if !columns.contains(&Column::Transactional) {
+        report::say("The transactional effect is left out: the demo writes it into a store of its own, a SQLite file.");
+    }
     let progress = show::Progress::new();
-    let mut ran = Vec::with_capacity(Column::ALL.len());
-    for column in Column::ALL {
-        let room = Room::new(column)?;
+    let mut ran = Vec::with_capacity(columns.len());
+    for column in columns {
+        let room = Room::new(column, common.store.as_deref(), args.source.as_deref())?;
         let mut random = fastrand::Rng::with_seed(seed);
         match crew::run(column, &load, &room, args.mark_ttl, &mut random, &progress, &stop).map_err(trouble)? {
             Some(done) => ran.push(done),
@@ -102,6 +114,19 @@ pub(crate) fn demo(args: &DemoArgs, form: Form) -> Result<ExitCode> {
         }
     }
     Ok(if ran.iter().all(Ran::keeps_its_promise) { ExitCode::SUCCESS } else { Code::NotSo.exit() })
+}
+
+/// How long the queue leaves a delivery to its receiver.
+fn visibility(source: Option<&str>) -> Result<Duration> {
+    let Some(url) = source else { return Ok(VISIBILITY) };
+    // A queue may want an event loop to be opened in.
+    let opened = crate::block_on(async { taskonce::source::open_named(url, SOURCE) })??;
+    Ok(opened.describe().visibility)
+}
+
+/// Those that this store can have. A worker's own transaction is in its SQLite file here.
+fn columns(store: Option<&str>) -> Vec<Column> {
+    Column::ALL.into_iter().filter(|column| *column != Column::Transactional || store.is_none()).collect()
 }
 
 impl Ran {
@@ -132,15 +157,7 @@ mod tests {
 
     fn ran(column: Column, doubled: usize, lost: usize, blocked: usize) -> Ran {
         let count = Count { tasks: 10, effects: 10, doubled, lost, blocked, runs: 10 };
-        Ran {
-            column,
-            count,
-            kills: 1,
-            kills_at_work: 1,
-            deliveries: 13,
-            took: Duration::from_secs(1),
-            refusals: vec![],
-        }
+        Ran { column, count, kills: 1, kills_at_work: 1, deliveries: 13, took: Duration::from_secs(1) }
     }
 
     #[test]

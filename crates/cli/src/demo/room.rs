@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,11 +12,13 @@ use taskonce::sqlite::rusqlite::Connection;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::column::Column;
-use super::trouble;
+use super::{VISIBILITY, trouble};
 use crate::report::Result;
 
 /// The name of the store's file, beside the file of effects.
 pub(crate) const STORE: &str = "tasks.db";
+/// The name of the queue's.
+const QUEUE: &str = "queue.db";
 
 /// How long a transaction waits for the others.
 const BUSY_MAX: Duration = Duration::from_secs(5);
@@ -24,15 +26,18 @@ const BUSY_MAX: Duration = Duration::from_secs(5);
 /// A temporary folder with the store and the files that are counted from.
 pub(crate) struct Room {
     folder: PathBuf,
+    /// Those that the user named.
+    store: Option<String>,
+    source: Option<String>,
 }
 
 impl Room {
-    pub(crate) fn new(column: Column) -> Result<Room> {
+    pub(crate) fn new(column: Column, store: Option<&str>, source: Option<&str>) -> Result<Room> {
         let name = format!("taskonce-demo-{}-{}-{:08x}", std::process::id(), column.name(), fastrand::u32(..));
         let folder = std::env::temp_dir().join(name);
         // Not `recursive`: a folder that is there already is somebody else's.
         DirBuilder::new().mode(0o700).create(&folder).map_err(trouble)?;
-        let room = Room { folder };
+        let room = Room { folder, store: store.map(str::to_owned), source: source.map(str::to_owned) };
         for file in [room.effects(), room.runs()] {
             fs::write(file, "").map_err(trouble)?;
         }
@@ -68,7 +73,13 @@ impl Room {
 
     /// The demo ends processes and not the host, so its store need not wait for the disk at every write.
     pub(crate) fn store_url(&self) -> String {
-        format!("sqlite:{}?synchronous=normal", crate::store::percent_encoded(&self.store().to_string_lossy()))
+        self.store.clone().unwrap_or_else(|| url(&self.store()))
+    }
+
+    /// The same of its queue.
+    pub(crate) fn source_url(&self) -> String {
+        let visibility = VISIBILITY.as_millis();
+        self.source.clone().unwrap_or_else(|| format!("{}&visibility={visibility}ms", url(&self.folder.join(QUEUE))))
     }
 
     /// One line an effect.
@@ -82,6 +93,10 @@ impl Room {
     }
 }
 
+fn url(file: &Path) -> String {
+    format!("sqlite:{}?synchronous=normal", crate::store::percent_encoded(&file.to_string_lossy()))
+}
+
 impl Drop for Room {
     fn drop(&mut self) {
         // What cannot be removed stays for the system's own cleaning of temporary files.
@@ -90,7 +105,7 @@ impl Drop for Room {
 }
 
 /// A connection to the store's file for transactions of a worker's own.
-pub(crate) fn connect(file: &std::path::Path) -> io::Result<Connection> {
+pub(crate) fn connect(file: &Path) -> io::Result<Connection> {
     let conn = Connection::open(file).map_err(io::Error::other)?;
     conn.busy_timeout(BUSY_MAX).map_err(io::Error::other)?;
     conn.pragma_update(None, "synchronous", "normal").map_err(io::Error::other)?;
@@ -98,7 +113,7 @@ pub(crate) fn connect(file: &std::path::Path) -> io::Result<Connection> {
 }
 
 /// Appends one line in one write, so that lines of several processes do not mix, and a kill leaves all of it or nothing.
-pub(crate) fn append(file: &std::path::Path, line: &str) -> io::Result<()> {
+pub(crate) fn append(file: &Path, line: &str) -> io::Result<()> {
     OpenOptions::new().append(true).open(file)?.write_all(format!("{line}\n").as_bytes())
 }
 

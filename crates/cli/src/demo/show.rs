@@ -8,15 +8,16 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
+use taskonce::source::Depth;
 
 use super::column::Column;
 use super::count::Count;
 use super::load::Load;
-use super::{KILL_EVERY, LEASE, Ran, VISIBILITY, WORKERS};
+use super::{KILL_EVERY, LEASE, Ran, WORKERS};
 use crate::{view, width};
 
 /// What is going to happen.
-pub(crate) fn introduction(load: &Load, seed: u64, mark_ttl: Duration) -> String {
+pub(crate) fn introduction(load: &Load, seed: u64, mark_ttl: Duration, visibility: Duration, runs: usize) -> String {
     let tasks = count(load.tasks(), "task");
     let deliveries = match load.arrivals.len() {
         1 => "1 delivery".to_owned(),
@@ -24,8 +25,9 @@ pub(crate) fn introduction(load: &Load, seed: u64, mark_ttl: Duration) -> String
     };
     let text = format!(
         "{tasks} in {deliveries}, {WORKERS} worker processes, one killed with SIGKILL about every {KILL_EVERY:?}. \
-         Lease {LEASE:?}, the recipe's mark {mark_ttl:?}; what is not acknowledged comes again after {VISIBILITY:?}. \
-         Four runs, seed {seed}."
+         Lease {LEASE:?}, the recipe's mark {mark_ttl:?}; what is not acknowledged comes again after {visibility:?}. \
+         {}, seed {seed}.",
+        count(runs, "run")
     );
     width::wrap(&text, columns(io::stderr()))
 }
@@ -42,18 +44,50 @@ fn count(number: usize, what: &str) -> String {
     view::count(number as u64, what)
 }
 
-/// The line of the bar: at most 79 columns with five digits of deliveries and of kills.
-const BAR: &str = "{prefix:20} {bar:20} {pos:>3}/{len} settled {msg}";
+/// The view: at most 79 columns with five digits of deliveries and of kills.
+const VIEW: &str = "{prefix:20} {bar:20} {pos:>3}/{len} settled {msg}";
 
-/// A bar on stderr, where that is a terminal.
+/// A live view on stderr, where that is a terminal.
 pub(crate) struct Progress {
     bar: ProgressBar,
+}
+
+/// A column at a moment.
+pub(crate) struct Live {
+    pub(crate) settled: usize,
+    pub(crate) depth: Depth,
+    /// Workers that run a task.
+    pub(crate) at_work: usize,
+    pub(crate) kills: usize,
+    /// Counted outside.
+    pub(crate) count: Count,
+}
+
+impl Live {
+    /// What stands behind the bar, and below it.
+    fn text(&self) -> String {
+        let Live { depth, at_work, kills, count: counts, .. } = self;
+        let oldest =
+            depth.oldest.map_or_else(String::new, |age| format!(", the oldest for {:.1} s", age.as_secs_f64()));
+        format!(
+            "{}\n  queue    {} ready{oldest}, {} in flight, {} deferred\n  workers  {at_work} of {WORKERS} run a task\n  \
+             effects  {} of {} tasks, {} doubled, in {}",
+            count(*kills, "kill"),
+            depth.ready,
+            depth.in_flight,
+            depth.deferred,
+            counts.tasks - counts.lost,
+            counts.tasks,
+            counts.doubled,
+            count(counts.runs, "run"),
+        )
+    }
 }
 
 impl Progress {
     pub(crate) fn new() -> Progress {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template(BAR) {
+        if let Ok(style) = ProgressStyle::with_template(VIEW) {
             bar.set_style(style);
         }
         Progress { bar }
@@ -65,9 +99,9 @@ impl Progress {
         self.bar.reset();
     }
 
-    pub(crate) fn show(&self, settled: usize, kills: usize) {
-        self.bar.set_position(settled as u64);
-        self.bar.set_message(count(kills, "kill"));
+    pub(crate) fn show(&self, live: &Live) {
+        self.bar.set_position(live.settled as u64);
+        self.bar.set_message(live.text());
     }
 
     pub(crate) fn end(&self) {
@@ -114,12 +148,6 @@ pub(crate) fn conclusion(ran: &[Ran]) -> String {
             Column::Transactional => of_transactional(&ran.count),
         });
         text.push('\n');
-        if let Some(first) = ran.refusals.first() {
-            text.push_str(&format!(
-                "  (Its store could not be asked {}, and then the delivery was deferred; the first time: {first})\n",
-                count(ran.refusals.len(), "time")
-            ));
-        }
     }
     width::wrap(&text, columns(io::stdout()))
 }
@@ -213,7 +241,6 @@ pub(crate) fn json(ran: &[Ran], seed: u64) -> Value {
                 "seconds": ran.took.as_secs_f64(),
                 "kills": ran.kills,
                 "kills_in_a_task": ran.kills_at_work,
-                "store_refusals": ran.refusals.len(),
                 "kept": ran.keeps_its_promise(),
             })
         })
@@ -227,15 +254,7 @@ mod tests {
 
     fn ran(column: Column, doubled: usize, lost: usize) -> Ran {
         let count = Count { tasks: 200, effects: 200 + doubled - lost, doubled, lost, blocked: 0, runs: 214 };
-        Ran {
-            column,
-            count,
-            kills: 30,
-            kills_at_work: 15,
-            deliveries: 260,
-            took: Duration::from_millis(4_321),
-            refusals: vec![],
-        }
+        Ran { column, count, kills: 30, kills_at_work: 15, deliveries: 260, took: Duration::from_millis(4_321) }
     }
 
     #[test]
@@ -256,6 +275,20 @@ mod tests {
     /// The sentences, whatever the width.
     fn said(ran: &[Ran]) -> String {
         conclusion(ran).replace('\n', " ")
+    }
+
+    #[test]
+    fn the_live_view_says_what_is_queued_who_works_and_what_was_counted() {
+        let counts = Count { tasks: 200, effects: 71, doubled: 1, lost: 130, blocked: 0, runs: 75 };
+        let oldest = Some(Duration::from_millis(420));
+        let depth = Depth { ready: 3, deferred: 40, in_flight: 8, oldest, ..Depth::default() };
+        let text = Live { settled: 90, depth, at_work: 7, kills: 12, count: counts }.text();
+        assert_eq!(
+            text,
+            "12 kills\n  queue    3 ready, the oldest for 0.4 s, 8 in flight, 40 deferred\n  workers  7 of 8 run a task\n  \
+             effects  70 of 200 tasks, 1 doubled, in 75 runs"
+        );
+        assert!(text.lines().all(|line| line.chars().count() <= 79), "{text}");
     }
 
     #[test]

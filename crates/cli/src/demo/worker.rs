@@ -1,24 +1,29 @@
-//! A worker process: takes deliveries until its input ends, and handles them in its column's way.
+//! A worker process: takes deliveries from the queue until its input ends, and handles them in its column's way.
 //!
-//! It talks to the supervisor over its own stdin and stdout, a line to ask and a line to answer. So it ends by itself
-//! when the supervisor is gone.
+//! The columns of taskonce run the worker of the library, one task at a time. What is no part of either way, the recipe's marks
+//! and the provider of the keyed effect, is the supervisor's: it is asked over this process's stdin and stdout, a line to ask and
+//! a line to answer. So the process ends by itself when the supervisor is gone.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::thread::sleep;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use taskonce::blocking::Ledger;
+use serde::{Deserialize, Serialize};
+use taskonce::routes::{Routes, Settings, SourceRules};
+use taskonce::source::{self, Source, Want};
 use taskonce::sqlite::CompleteIn as _;
 use taskonce::sqlite::rusqlite::{self, Connection};
+use taskonce::worker::{Job, Worker};
 use taskonce::{
-    Admission, Claim, Context, Effect, Error, ErrorKind, Failure, Handler, Input, Outcome, Output, Policy, State, Task,
+    Admission, Claim, Context, Effect, Error, ErrorKind, Failure, Ledger, Name, Outcome, Output, Replayed, Retry,
 };
+use tokio::time::sleep;
 
 use super::column::Column;
-use super::{LEASE, room};
+use super::{LEASE, NAMESPACE, SOURCE, room};
 use crate::report;
 
 /// The first argument of a worker process.
@@ -26,16 +31,73 @@ pub(crate) const WORD: &str = "__demo-worker";
 
 /// Kills are the weather of the demo, not the fault of a task: none is given up for them.
 const GIVEN_UP_AFTER: u32 = 1_000;
-/// A busy delivery comes back a little after the lease, each at another moment.
-const JITTER_MS: u64 = 60;
 /// How long a transaction stays open between the effect and the completion, so that kills fall there too.
 const INSIDE: Duration = Duration::from_millis(3);
-/// When the store could not be asked.
+/// How long the recipe waits for a delivery before it asks again.
+const WAIT: Duration = Duration::from_secs(1);
+/// How long it leaves a queue alone that did not answer.
 const AGAIN: Duration = Duration::from_millis(200);
+/// The first delay after a failed attempt.
+const BACKOFF: Duration = Duration::from_millis(100);
+/// How long records stay that the demo leaves in a server.
+const RETENTION: Duration = Duration::from_secs(3_600);
 
-/// Runs a worker: its column, the file of effects, the file of runs, and the store's URL.
+/// What a worker process is told by its arguments.
+pub(crate) struct Orders {
+    pub(crate) column: Column,
+    pub(crate) effects: PathBuf,
+    pub(crate) runs: PathBuf,
+    pub(crate) store: String,
+    pub(crate) source: String,
+    /// The handler, as senders name it.
+    pub(crate) handler: String,
+    /// The mark's time to live, in milliseconds.
+    pub(crate) mark_ttl: String,
+}
+
+/// What a delivery says.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Payload {
+    /// The task's number.
+    pub(crate) task: usize,
+    pub(crate) before_ms: u64,
+    pub(crate) after_ms: u64,
+}
+
+impl Orders {
+    /// The arguments that tell them.
+    pub(crate) fn args(&self) -> [OsString; 8] {
+        [
+            WORD.into(),
+            self.column.name().into(),
+            self.effects.clone().into(),
+            self.runs.clone().into(),
+            self.store.clone().into(),
+            self.source.clone().into(),
+            self.handler.clone().into(),
+            self.mark_ttl.clone().into(),
+        ]
+    }
+
+    fn read(args: &[OsString]) -> io::Result<Orders> {
+        let bad = || io::Error::other("this is only for the demo's own use");
+        let [column, effects, runs, store, source, handler, mark_ttl] = args else { return Err(bad()) };
+        let text = |arg: &OsString| arg.to_str().map(str::to_owned).ok_or_else(bad);
+        Ok(Orders {
+            column: Column::from_name(&text(column)?).ok_or_else(bad)?,
+            effects: effects.into(),
+            runs: runs.into(),
+            store: text(store)?,
+            source: text(source)?,
+            handler: text(handler)?,
+            mark_ttl: text(mark_ttl)?,
+        })
+    }
+}
+
+/// Runs a worker.
 pub(crate) fn main(args: &[OsString]) -> ExitCode {
-    match Worker::new(args).and_then(|mut worker| worker.work()) {
+    match Orders::read(args).and_then(work) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             report::say(format_args!("demo worker {}: {error}", std::process::id()));
@@ -44,210 +106,212 @@ pub(crate) fn main(args: &[OsString]) -> ExitCode {
     }
 }
 
-struct Worker {
-    column: Column,
-    effects: PathBuf,
-    runs: PathBuf,
-    ledger: Option<Ledger>,
-    handler: Handler,
-    /// The mark's time to live, in milliseconds.
-    mark_ttl: String,
+fn work(orders: Orders) -> io::Result<()> {
+    // Two threads: what blocks one must not keep a delivery from being held.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let queue = source::open_named(&orders.source, SOURCE).map_err(io::Error::other)?;
+        let desk = Arc::new(Desk { orders, line: Line::open()? });
+        match desk.orders.column {
+            Column::Recipe => desk.by_recipe(&*queue).await,
+            Column::Repeatable | Column::Keyed | Column::Transactional => desk.by_taskonce(queue).await,
+        }
+    })
 }
 
-/// One delivery in hand.
-struct Delivery<'a> {
-    receipt: &'a str,
-    task: &'a str,
-    before: Duration,
-    after: Duration,
-}
+/// The line to the supervisor.
+struct Line(Mutex<mpsc::Receiver<String>>);
 
-/// What becomes of a delivery.
-enum Settling {
-    Acknowledge,
-    Defer(Duration),
-    /// No delivery helps any more: a person has to look.
-    Stuck,
-}
-
-impl Worker {
-    fn new(args: &[OsString]) -> io::Result<Worker> {
-        let bad = || io::Error::other("this is only for the demo's own use");
-        let [column, effects, runs, store, mark_ttl] = args else { return Err(bad()) };
-        let column = column.to_str().and_then(Column::from_name).ok_or_else(bad)?;
-        let ledger = match column {
-            Column::Recipe => None,
-            Column::Repeatable | Column::Keyed | Column::Transactional => {
-                Some(taskonce::blocking::open(store.to_str().ok_or_else(bad)?).map_err(io::Error::other)?)
-            }
-        };
-        Ok(Worker {
-            column,
-            effects: effects.into(),
-            runs: runs.into(),
-            ledger,
-            handler: Handler::within("demo", "charge", "1").map_err(io::Error::other)?,
-            mark_ttl: mark_ttl.to_str().ok_or_else(bad)?.to_owned(),
-        })
-    }
-
-    fn work(&mut self) -> io::Result<()> {
-        let conn = match self.column {
-            Column::Recipe | Column::Repeatable | Column::Keyed => None,
-            Column::Transactional => Some(room::connect(&self.effects.with_file_name(room::STORE))?),
-        };
-        loop {
-            let line = ask("next")?;
-            let words: Vec<&str> = line.split(' ').collect();
-            let delivery = match words[..] {
-                ["task", receipt, task, before, after] => {
-                    Delivery { receipt, task, before: millis(before)?, after: millis(after)? }
+impl Line {
+    fn open() -> io::Result<Line> {
+        let (tell, told) = mpsc::channel();
+        std::thread::Builder::new().spawn(move || {
+            for answer in io::stdin().lock().lines().map_while(io::Result::ok) {
+                if tell.send(answer).is_err() {
+                    break;
                 }
-                _ => return Ok(()),
-            };
-            let settling = match (&self.ledger, &conn) {
-                (None, _) => self.by_recipe(&delivery)?,
-                (Some(ledger), None) => self.by_taskonce(ledger, &delivery)?,
-                (Some(ledger), Some(conn)) => self.by_transaction(ledger, conn, &delivery)?,
-            };
-            let Delivery { receipt, task, .. } = delivery;
-            match settling {
-                Settling::Acknowledge => ask(&format!("ack {receipt}"))?,
-                Settling::Defer(delay) => ask(&format!("defer {receipt} {}", delay.as_millis()))?,
-                Settling::Stuck => ask(&format!("stuck {receipt} {task}"))?,
-            };
-        }
+            }
+            // The supervisor is gone, and with it all that this process is for.
+            std::process::exit(0);
+        })?;
+        Ok(Line(Mutex::new(told)))
     }
 
+    /// Asks the supervisor, and waits for its answer.
+    fn ask(&self, question: &str) -> io::Result<String> {
+        let answers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(format!("{question}\n").as_bytes())?;
+        stdout.flush()?;
+        answers.recv().map_err(io::Error::other)
+    }
+}
+
+/// What all tasks of this process share.
+struct Desk {
+    orders: Orders,
+    line: Line,
+}
+
+impl Desk {
     /// The usual recipe: mark before the work, drop what is marked, acknowledge when done.
-    fn by_recipe(&self, delivery: &Delivery<'_>) -> io::Result<Settling> {
-        if ask(&format!("mark {} {}", delivery.task, self.mark_ttl))? == "new" {
-            self.begin(delivery)?;
-            sleep(delivery.before);
-            self.append_effect(delivery)?;
-            sleep(delivery.after);
+    async fn by_recipe(&self, queue: &dyn Source) -> io::Result<()> {
+        let wants = [Want { handler: self.orders.handler.as_str().into(), max: 1 }];
+        loop {
+            let Ok(deliveries) = queue.receive(&wants, 1, WAIT).await else {
+                // sleeps: a queue that is away is not asked again at once
+                sleep(AGAIN).await;
+                continue;
+            };
+            for delivery in deliveries {
+                let payload: Payload = serde_json::from_slice(&delivery.envelope.payload)?;
+                if self.line.ask(&format!("mark {} {}", payload.task, self.orders.mark_ttl))? == "new" {
+                    self.begin(payload)?;
+                    sleep(Duration::from_millis(payload.before_ms)).await;
+                    self.append_effect(payload)?;
+                    sleep(Duration::from_millis(payload.after_ms)).await;
+                }
+                // One that cannot be told is delivered again, and finds its mark, or not.
+                let _settled = queue.acknowledge(&delivery.receipt).await;
+                self.line.ask("idle")?;
+            }
         }
-        Ok(Settling::Acknowledge)
     }
 
-    /// taskonce: claim, work, complete; then settle the delivery by what became of it.
-    fn by_taskonce(&self, ledger: &Ledger, delivery: &Delivery<'_>) -> io::Result<Settling> {
-        let effect = match self.column {
-            Column::Keyed => Effect::Keyed,
-            Column::Recipe | Column::Repeatable | Column::Transactional => Effect::Repeatable,
+    /// taskonce: the worker of the library, for as long as the supervisor lets it live.
+    async fn by_taskonce(self: Arc<Desk>, queue: Arc<dyn Source>) -> io::Result<()> {
+        let ledger = taskonce::open(&self.orders.store).map_err(io::Error::other)?;
+        let handler = self.orders.handler.clone();
+        let settings = Settings {
+            namespace: Some(Name::new(NAMESPACE).map_err(io::Error::other)?),
+            effect: Some(self.effect()),
+            lease: Some(LEASE),
+            attempts_max: Some(GIVEN_UP_AFTER),
+            crashes_max: Some(GIVEN_UP_AFTER),
+            backoff_min: Some(BACKOFF),
+            backoff_max: Some(BACKOFF),
+            breaker_failures: Some(None),
+            retention: Some(RETENTION),
+            ..Settings::default()
         };
-        let task = self.task(delivery)?;
-        let outcome = ledger.run(&task, &policy(effect), |context| {
-            self.begin(delivery)?;
-            sleep(delivery.before);
-            if !context.may_start_effect() {
-                return Err(Failure::retryable("the lease passed before the effect").nothing_happened());
+        // A load of kills is not a broken downstream: retries are not held up.
+        let rules = SourceRules { retry_share: 1.0, ..SourceRules::new(SOURCE) };
+        let routes = Routes::builder()
+            .source(rules, Settings::default())
+            .handler(&handler, settings)
+            .route(SOURCE, &handler, Settings::default())
+            .build()
+            .map_err(io::Error::other)?;
+        let builder = Worker::builder(ledger, routes).source(queue).concurrency_max(1);
+        let builder = match self.orders.column {
+            Column::Transactional => {
+                let file = self.orders.effects.with_file_name(room::STORE);
+                let conn = Arc::new(Mutex::new(room::connect(&file)?));
+                builder.handler_in_transaction(&handler, move |job| {
+                    let (desk, conn) = (Arc::clone(&self), Arc::clone(&conn));
+                    async move { desk.in_transaction(job, &conn).await }
+                })
             }
-            self.take_effect(delivery, &context)?;
-            sleep(delivery.after);
-            Ok(())
-        });
-        Ok(match outcome {
-            Ok(Outcome::Ran { .. } | Outcome::Replayed(_)) => Settling::Acknowledge,
-            Ok(Outcome::Busy(seen) | Outcome::Waiting(seen)) => Settling::Defer(seen.defer_for() + jitter()),
-            Ok(Outcome::Failed { record: Some(record), .. }) => match record.state {
-                State::Waiting => Settling::Defer(record.delay + jitter()),
-                State::Running | State::Done | State::Dead | State::Parked => Settling::Stuck,
-            },
-            Ok(Outcome::Dead(_) | Outcome::Parked(_) | Outcome::Mismatch { .. }) => Settling::Stuck,
-            Ok(Outcome::Failed { record: None, .. } | Outcome::ClaimLost { .. } | Outcome::DoneNotRecorded { .. }) => {
-                Settling::Defer(LEASE)
+            Column::Recipe | Column::Repeatable | Column::Keyed => {
+                builder.handler(&handler, move |context, payload: Payload| {
+                    let desk = Arc::clone(&self);
+                    async move { desk.run(context, payload).await }
+                })
             }
-            Err(error) => refused(&error)?,
-        })
+        };
+        let worker = builder.build().map_err(io::Error::other)?;
+        let _report = worker.run_until(std::future::pending()).await;
+        Ok(())
     }
 
-    fn begin(&self, delivery: &Delivery<'_>) -> io::Result<()> {
-        room::append(&self.runs, &format!("{} {}", delivery.task, std::process::id()))
+    fn effect(&self) -> Effect {
+        match self.orders.column {
+            Column::Keyed => Effect::Keyed,
+            Column::Transactional => Effect::Transactional,
+            Column::Recipe | Column::Repeatable => Effect::Repeatable,
+        }
     }
 
-    fn append_effect(&self, delivery: &Delivery<'_>) -> io::Result<()> {
-        room::append(&self.effects, &format!("{} {}", delivery.task, std::process::id()))
-    }
-
-    fn take_effect(&self, delivery: &Delivery<'_>, context: &Context) -> io::Result<()> {
-        match self.column {
+    /// The handler: some work, the effect in its middle.
+    async fn run(&self, context: Context, payload: Payload) -> Result<(), Failure> {
+        self.begin(payload)?;
+        sleep(Duration::from_millis(payload.before_ms)).await;
+        if !context.may_start_effect() {
+            return Err(Failure::retryable("the lease passed before the effect").nothing_happened());
+        }
+        match self.orders.column {
             Column::Keyed => {
                 // The provider answers `charged` or `charged before`; both are a success.
-                ask(&format!("charge {} {}", delivery.task, context.downstream_key("")))?;
-                Ok(())
+                self.line.ask(&format!("charge {} {}", payload.task, context.downstream_key("")))?;
             }
-            Column::Recipe | Column::Repeatable | Column::Transactional => self.append_effect(delivery),
+            Column::Recipe | Column::Repeatable | Column::Transactional => self.append_effect(payload)?,
         }
+        sleep(Duration::from_millis(payload.after_ms)).await;
+        self.line.ask("idle")?;
+        Ok(())
     }
 
-    fn task(&self, delivery: &Delivery<'_>) -> io::Result<Task> {
-        let nothing = Input::from_json(b"null").map_err(io::Error::other)?;
-        self.handler.task(delivery.task, &nothing).map_err(io::Error::other)
+    fn begin(&self, payload: Payload) -> io::Result<()> {
+        self.line.ask("at work")?;
+        room::append(&self.orders.runs, &format!("{} {}", payload.task, std::process::id()))
     }
 
-    /// taskonce with a transaction of the worker's own: claim, work, then effect and completion in one commit. The work is
-    /// done before the transaction, which holds the store's one write lock.
-    fn by_transaction(&self, ledger: &Ledger, conn: &Connection, delivery: &Delivery<'_>) -> io::Result<Settling> {
-        let task = self.task(delivery)?;
-        let claim = match ledger.block_on(ledger.inner().claim(&task, &policy(Effect::Transactional))) {
-            Ok(Admission::Run(claim)) => claim,
-            Ok(Admission::Replay(_)) => return Ok(Settling::Acknowledge),
-            Ok(Admission::Busy(seen) | Admission::Waiting(seen)) => {
-                return Ok(Settling::Defer(seen.defer_for() + jitter()));
+    fn append_effect(&self, payload: Payload) -> io::Result<()> {
+        room::append(&self.orders.effects, &format!("{} {}", payload.task, std::process::id()))
+    }
+
+    /// The same with a transaction of the handler's own: claim, work, then effect and completion in one commit. The work is done
+    /// before the transaction, which holds the store's one write lock.
+    async fn in_transaction(&self, job: Job, conn: &Mutex<Connection>) -> taskonce::Result<Outcome<()>> {
+        let Job { ledger, task, policy, delivery } = job;
+        let claim = match ledger.claim(&task, &policy).await? {
+            Admission::Run(claim) => claim,
+            Admission::Replay(seen) => {
+                let (owner, age) = (Arc::clone(&seen.found.record.owner), seen.age());
+                let (attempt, cached) = (seen.attempt(), seen.cached);
+                return Ok(Outcome::Replayed(Replayed { value: Some(()), dropped: None, attempt, owner, age, cached }));
             }
-            Ok(Admission::Dead(_) | Admission::Parked(_) | Admission::Mismatch { .. }) => return Ok(Settling::Stuck),
-            Err(error) => return refused(&error),
+            Admission::Busy(seen) => return Ok(Outcome::Busy(seen)),
+            Admission::Waiting(seen) => return Ok(Outcome::Waiting(seen)),
+            Admission::Dead(seen) => return Ok(Outcome::Dead(seen)),
+            Admission::Parked(seen) => return Ok(Outcome::Parked(seen)),
+            Admission::Mismatch { seen, given } => return Ok(Outcome::Mismatch { seen, given }),
         };
-        self.begin(delivery)?;
-        sleep(delivery.before);
-        match take_effect_in(conn, claim, delivery) {
-            Ok(()) => {}
-            // The transaction was rolled back, and with it the effect.
-            Err(error) => return refused(&error),
+        let payload: Payload = serde_json::from_slice(&delivery.envelope.payload)
+            .map_err(|error| Error::new(ErrorKind::BadJson, error.to_string()))?;
+        let here = |error: io::Error| Error::new(ErrorKind::Locked, error.to_string());
+        self.begin(payload).map_err(here)?;
+        sleep(Duration::from_millis(payload.before_ms)).await;
+        take_effect_in(&conn.lock().unwrap_or_else(PoisonError::into_inner), claim, payload)?;
+        sleep(Duration::from_millis(payload.after_ms)).await;
+        self.line.ask("idle").map_err(here)?;
+        done(&ledger, &task.key).await
+    }
+}
+
+/// What has committed, as the store has it now.
+async fn done(ledger: &Ledger, key: &taskonce::Key) -> taskonce::Result<Outcome<()>> {
+    loop {
+        match ledger.store().load(key).await {
+            Ok(Some(found)) => return Ok(Outcome::Ran { value: (), record: found.record }),
+            Ok(None) => return Ok(Outcome::ClaimLost { found: None }),
+            // A kill ends this at the latest.
+            Err(error) if error.kind().retry() == Retry::Later => sleep(AGAIN).await,
+            Err(error) => return Err(error),
         }
-        sleep(delivery.after);
-        Ok(Settling::Acknowledge)
     }
 }
 
 /// Locks the record, writes the effect, completes, commits: all of it is kept, or nothing.
-fn take_effect_in(conn: &Connection, claim: Claim, delivery: &Delivery<'_>) -> taskonce::Result<()> {
+fn take_effect_in(conn: &Connection, claim: Claim, payload: Payload) -> taskonce::Result<()> {
     let failed = |error: rusqlite::Error| Error::new(ErrorKind::Locked, format!("the transaction failed: {error}"));
     let tx = conn.unchecked_transaction().map_err(failed)?;
     claim.lock_in(&tx)?;
-    tx.execute("INSERT INTO charge (task) VALUES (?1)", [delivery.task]).map_err(failed)?;
-    sleep(INSIDE);
+    let number = i64::try_from(payload.task).unwrap_or(i64::MAX);
+    tx.execute("INSERT INTO charge (task) VALUES (?1)", [number]).map_err(failed)?;
+    std::thread::sleep(INSIDE);
     let completion = claim.complete_in(&tx, Output::Nothing)?;
     tx.commit().map_err(failed)?;
     completion.committed();
     Ok(())
-}
-
-fn policy(effect: Effect) -> Policy {
-    Policy { lease: LEASE, attempts_max: GIVEN_UP_AFTER, crashes_max: GIVEN_UP_AFTER, ..Policy::new(effect) }
-}
-
-/// The store could not be asked: the delivery comes again.
-fn refused(error: &Error) -> io::Result<Settling> {
-    ask(&format!("refused {}", error.to_string().replace('\n', " ")))?;
-    Ok(Settling::Defer(AGAIN))
-}
-
-/// Asks the supervisor, and waits for its answer.
-fn ask(question: &str) -> io::Result<String> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(format!("{question}\n").as_bytes())?;
-    stdout.flush()?;
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer)?;
-    Ok(answer.trim_end().to_owned())
-}
-
-fn jitter() -> Duration {
-    Duration::from_millis(fastrand::u64(0..JITTER_MS))
-}
-
-fn millis(word: &str) -> io::Result<Duration> {
-    word.parse().map(Duration::from_millis).map_err(io::Error::other)
 }
