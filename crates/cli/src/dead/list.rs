@@ -165,11 +165,13 @@ fn group_cells(((handler, reason, error), group): &(Same, Group)) -> [String; 7]
     ]
 }
 
+/// After these words a number says what went wrong: `exit code 64`, `status 503`.
+const TELLING: [&str; 6] = ["code", "status", "signal", "http", "error", "errno"];
+
 /// An error without what differs from one task to the next: words with a digit in them, and what stands in quotation marks, are
-/// `…`. What is beyond some length does not count.
+/// `…`, but for a number that says what went wrong. What is beyond some length does not count.
 fn outline(message: &str) -> String {
-    let mut outline = String::new();
-    let mut rest = message;
+    let (mut outline, mut rest, mut last) = (String::new(), message, "");
     // Each round takes a piece of the message.
     while let Some(first) = rest.chars().next() {
         let in_word = outline.chars().last().is_some_and(char::is_alphanumeric);
@@ -185,7 +187,10 @@ fn outline(message: &str) -> String {
                 let end = rest.find(|c: char| !is_word(c)).unwrap_or(rest.len());
                 let word = &rest[..end];
                 let ends = word.trim_end_matches(|c: char| !c.is_alphanumeric());
-                if ends.contains(|c: char| c.is_ascii_digit()) {
+                let is_number = ends.chars().all(|c| c.is_ascii_digit());
+                let is_telling = is_number && TELLING.iter().any(|word| last.eq_ignore_ascii_case(word));
+                last = ends;
+                if ends.contains(|c: char| c.is_ascii_digit()) && !is_telling {
                     outline.push('…');
                 } else {
                     outline.push_str(ends);
@@ -221,6 +226,8 @@ mod tests {
         ] {
             assert_eq!(outline(one), outline(other));
         }
+        assert_ne!(outline("exit code 64"), outline("exit code 1"));
+        assert_eq!(outline("HTTP 503 of order 17: Status 4"), "HTTP 503 of order …: Status 4");
         assert_ne!(outline("the card was declined"), outline("the card has expired"));
         assert_eq!(outline("it's 5 o'clock: 'a b'"), "it's … o'clock: '…'");
         assert_eq!(outline("naïve \"1\" ü"), "naïve \"…\" ü");

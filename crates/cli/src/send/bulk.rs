@@ -98,11 +98,11 @@ async fn run(
     let _reader = std::thread::spawn(move || read(input, from_line, &hand));
     let mut under_way: JoinSet<(u64, taskonce::Result<Entered>)> = JoinSet::new();
     let (mut sum, mut stop, mut is_read, mut next) = (Sum::default(), None::<Stop>, false, from_line);
-    let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
+    let mut interrupted = std::pin::pin!(ends());
     // Each round takes a line or ends one that is under way.
     while !is_read || !under_way.is_empty() {
         tokio::select! {
-            _ = &mut interrupted, if stop.is_none() => {
+            () = &mut interrupted, if stop.is_none() => {
                 is_read = true;
                 stop_at(&mut stop, next, |line| stopped(line, "a signal came"));
             }
@@ -141,6 +141,19 @@ async fn run(
     }
     bar.finish_and_clear();
     (sum, stop)
+}
+
+/// Ends at ctrl-C or SIGTERM; where they cannot be heeded they end the process as ever.
+async fn ends() {
+    match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+        Ok(mut terminated) => {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminated.recv() => {}
+            }
+        }
+        Err(_) => std::future::pending().await,
+    }
 }
 
 async fn send_one(sender: Sender, number: u64, task: NewTask) -> (u64, taskonce::Result<Entered>) {

@@ -275,3 +275,34 @@ fn a_table_of_routes_says_where_a_task_goes_and_what_its_key_is() {
         [(&json!("orders"), &json!(1))].into_iter().chain([(&json!("mails"), &json!(1))]).collect::<Vec<_>>()
     );
 }
+
+/// Ended by a signal it says where; what was read from a pipe that goes on is no reason to wait.
+#[test]
+fn a_bulk_that_is_told_to_stop_says_where_to_go_on() {
+    let desk = Desk::new();
+    let source = source(&desk);
+    let mut child = desk
+        .command(&["send", CHARGE, "--source", &source, "--lines", "-", "--include", "/id", "--once"])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    for number in 0..10 {
+        std::io::Write::write_all(&mut input, format!("{{\"id\": {number}}}\n").as_bytes()).unwrap();
+    }
+    let is_sent = || {
+        desk.path("queue.db").exists()
+            && desk.say(&["queue", "--source", &source, "--json"]).json()["sources"][0]["ready"] == 10
+    };
+    assert!(taskonce_testkit::eventually(crate::harness::PATIENCE, is_sent));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM).unwrap();
+    let output = child.wait_with_output().unwrap();
+    drop(input);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(69), "{said}");
+    assert!(
+        said.contains("stopped at line 11: a signal came") && said.contains("`--from-line 11` goes on there"),
+        "{said}"
+    );
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "10 tasks: 10 accepted\n");
+}
