@@ -34,7 +34,7 @@ local function look(key)
     return now, server, at, ahead + behind, behind > 0
 end
 
--- The same, and notes it. Also says whether the queue was not there before.
+-- The same, and notes it where there is something to note. Also says whether the queue is not there yet.
 local function clock(key)
     local now, server, at, ahead, went_back = look(key)
     if not now then
@@ -43,12 +43,15 @@ local function clock(key)
     if went_back then
         redis.call('HSET', key, 'ahead', ahead)
     end
-    if not at then
-        redis.call('HSET', key, 'at', now, 'layout', 1)
-    elseif now >= at + MARK_EVERY then
+    if at and now >= at + MARK_EVERY then
         redis.call('HSET', key, 'at', now)
     end
     return now, server, at and 0 or 1
+end
+
+-- From now on the queue is there.
+local function begin(key, now)
+    redis.call('HSET', key, 'at', now, 'layout', 1)
 end
 
 -- A member in a form that sorts as the order of delivery does.

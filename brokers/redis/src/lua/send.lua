@@ -33,6 +33,9 @@ if ARGV[2] == '1' then
         last = '(' .. newest[#newest][1]
     end
 end
+if is_new == 1 then
+    begin(KEYS[1], now)
+end
 local fields = {}
 for at = 6, #ARGV do
     fields[#fields + 1] = ARGV[at]

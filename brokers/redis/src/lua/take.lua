@@ -168,6 +168,9 @@ if is_full() or looks >= 1000 then
     more = 1
 end
 if #out > 0 then
+    if is_new == 1 then
+        begin(KEYS[1], now)
+    end
     local lines = {}
     for _, delivery in ipairs(out) do
         lines[#lines + 1] = delivery[1] .. ' ' .. delivery[2]

@@ -74,7 +74,7 @@ async fn what_is_settled_slowly_keeps_no_task_from_running_and_is_bounded(stage:
     running.end().await;
 }
 
-async fn a_route_with_a_backlog_holds_up_no_other(stage: Stage) {
+pub(crate) async fn a_route_with_a_backlog_holds_up_no_other(stage: Stage) {
     for number in 0..300 {
         stage.send_raw("busy@1", Some(&format!("{number}")), format!("{{\"id\": \"busy {number}\"}}")).await;
     }
@@ -100,7 +100,7 @@ async fn a_route_with_a_backlog_holds_up_no_other(stage: Stage) {
     assert!(last < 200, "the last of five rare ones ran as number {last} of {}", order_of.len());
 }
 
-async fn an_idle_worker_asks_twice_a_second_at_most(stage: Stage) {
+pub(crate) async fn an_idle_worker_asks_twice_a_second_at_most(stage: Stage) {
     // One route has room for nothing for an hour, and none of its own to do.
     let limited = Settings { rate: Some(Some(Rate::parse("1/h").unwrap())), ..Stage::settings() };
     let mut builder = stage.worker_of(&[(CHARGE, Stage::settings()), ("limited@1", limited)]);

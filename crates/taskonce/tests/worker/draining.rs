@@ -14,7 +14,7 @@ on_both!(mod memory and mod sqlite:
     a_handler_that_panics_has_failed_an_attempt,
 );
 
-async fn a_stop_lets_what_runs_end_and_counts_no_attempt_for_what_waits(stage: Stage) {
+pub(crate) async fn a_stop_lets_what_runs_end_and_counts_no_attempt_for_what_waits(stage: Stage) {
     const QUEUED: usize = 1000;
     const RUNNING: usize = 64;
     stage.send_many(QUEUED, 1).await;
@@ -59,7 +59,7 @@ async fn a_stop_lets_what_runs_end_and_counts_no_attempt_for_what_waits(stage: S
     next.end().await;
 }
 
-async fn what_runs_beyond_the_grace_period_is_cut_off_and_counted(stage: Stage) {
+pub(crate) async fn what_runs_beyond_the_grace_period_is_cut_off_and_counted(stage: Stage) {
     stage.send("quick").await;
     stage.send("endless").await;
     let effects = stage.effects.clone();

@@ -15,7 +15,7 @@ on_both!(mod memory and mod sqlite:
     a_payload_of_fifty_megabytes_arrives_whole,
 );
 
-async fn a_rolling_restart_of_four_workers_loses_and_doubles_nothing(stage: Stage) {
+pub(crate) async fn a_rolling_restart_of_four_workers_loses_and_doubles_nothing(stage: Stage) {
     const COUNT: usize = 400;
     stage.send_many(COUNT, 2).await;
     let worker = || {
@@ -51,7 +51,7 @@ async fn a_rolling_restart_of_four_workers_loses_and_doubles_nothing(stage: Stag
     }
 }
 
-async fn a_source_that_goes_away_while_tasks_run_doubles_and_loses_nothing(stage: Stage) {
+pub(crate) async fn a_source_that_goes_away_while_tasks_run_doubles_and_loses_nothing(stage: Stage) {
     const COUNT: usize = 200;
     stage.send_many(COUNT, 1).await;
     let effects = stage.effects.clone();

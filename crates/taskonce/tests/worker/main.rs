@@ -6,6 +6,8 @@
 mod stage;
 mod wrap;
 mod publishing;
+#[cfg(feature = "redis")]
+mod redis;
 mod sending;
 mod settling;
 mod service;

@@ -33,7 +33,7 @@ fn sender(stage: &Stage) -> Sender {
     Sender::new(Arc::clone(&stage.source.inner)).once().asking(stage.ledger.clone())
 }
 
-async fn a_sender_is_told_what_is_queued_and_what_is_done(stage: Stage) {
+pub(crate) async fn a_sender_is_told_what_is_queued_and_what_is_done(stage: Stage) {
     let sender = sender(&stage);
     let Entered::Accepted { key, coordinates } = sender.send(&order("a")).await.unwrap() else { panic!("it is new") };
     let again = sender.send(&order("a")).await.unwrap();
@@ -52,7 +52,7 @@ async fn a_sender_is_told_what_is_queued_and_what_is_done(stage: Stage) {
     stage.effects.are_once(1);
 }
 
-async fn a_sender_is_told_what_is_dead_and_what_a_redrive_makes_of_it(stage: Stage) {
+pub(crate) async fn a_sender_is_told_what_is_dead_and_what_a_redrive_makes_of_it(stage: Stage) {
     let sender = sender(&stage);
     let worker = stage.worker(Stage::settings()).handler(CHARGE, |_context, _order: Order| async move {
         Err::<(), _>(Failure::permanent("the card was declined"))
@@ -168,7 +168,7 @@ async fn a_handler_hands_on_the_trace_that_its_task_came_with(stage: Stage) {
 }
 
 /// Elsewhere a retry lost its claim, or was refused by its own unique key.
-async fn a_retry_keeps_its_record_and_its_place_in_the_queue(stage: Stage) {
+pub(crate) async fn a_retry_keeps_its_record_and_its_place_in_the_queue(stage: Stage) {
     let sender = sender(&stage);
     let settings = Settings {
         backoff_min: Some(Duration::from_millis(1500)),

@@ -23,7 +23,7 @@ on_both!(mod memory and mod sqlite:
     what_is_older_than_its_record_would_be_waits_for_a_person,
 );
 
-async fn each_of_many_duplicates_takes_effect_once(stage: Stage) {
+pub(crate) async fn each_of_many_duplicates_takes_effect_once(stage: Stage) {
     stage.send_many(150, 3).await;
     let running = start(stage.simple(Stage::settings()));
     stage.is_worked_off().await;
@@ -35,7 +35,7 @@ async fn each_of_many_duplicates_takes_effect_once(stage: Stage) {
     assert!(report.is_clean(), "{report}");
 }
 
-async fn a_failed_task_comes_again_after_its_backoff(stage: Stage) {
+pub(crate) async fn a_failed_task_comes_again_after_its_backoff(stage: Stage) {
     stage.send("a").await;
     let (effects, tries) = (stage.effects.clone(), Arc::new(AtomicUsize::new(0)));
     let tried = Arc::clone(&tries);
@@ -62,7 +62,7 @@ async fn a_failed_task_comes_again_after_its_backoff(stage: Stage) {
     assert_eq!(stage.record("a").await.unwrap().record.attempt, 2);
 }
 
-async fn a_task_without_further_attempts_is_one_dead_letter_and_a_person_takes_it_back(stage: Stage) {
+pub(crate) async fn a_task_without_further_attempts_is_one_dead_letter_and_a_person_takes_it_back(stage: Stage) {
     for _copy in 0..3 {
         stage.send("a").await;
     }
@@ -99,7 +99,7 @@ async fn a_task_without_further_attempts_is_one_dead_letter_and_a_person_takes_i
     running.end().await;
 }
 
-async fn what_cannot_be_read_goes_to_the_dead_letters_with_its_reason(stage: Stage) {
+pub(crate) async fn what_cannot_be_read_goes_to_the_dead_letters_with_its_reason(stage: Stage) {
     stage.send("good").await;
     stage.send_raw(CHARGE, Some("default/charge@2/no-json"), "no json").await;
     stage.send_raw(CHARGE, Some("default/charge@2/no-order"), "{\"secret\": 7}").await;

@@ -30,6 +30,8 @@ pub(crate) const VISIBILITY: Duration = Duration::from_millis(600);
 pub(crate) enum Kind {
     Memory,
     Sqlite,
+    #[cfg(feature = "redis")]
+    Redis,
 }
 
 /// Makes a test of each function of a module for queue and records in memory, and one for those in SQLite.
@@ -61,6 +63,9 @@ pub(crate) struct Stage {
     pub(crate) effects: Effects,
     /// Removed with the stage.
     pub(crate) folder: tempfile::TempDir,
+    /// Ends with the stage.
+    #[cfg(feature = "redis")]
+    _server: Option<taskonce_testkit::RedisServer>,
 }
 
 /// How often each task took effect.
@@ -94,7 +99,17 @@ impl Stage {
         let folder = tempfile::tempdir().unwrap();
         let host: Arc<dyn Host> = Arc::new(SystemHost::new());
         let clock = Arc::clone(&host);
+        #[cfg(feature = "redis")]
+        let mut server = None;
         let (store, source): (Arc<dyn Store>, Arc<dyn Source>) = match kind {
+            #[cfg(feature = "redis")]
+            Kind::Redis => {
+                let server = server.insert(taskonce_testkit::RedisServer::start(&[]).unwrap());
+                let url = format!("{}/0?timeout=20s", server.url());
+                let store = taskonce_redis::RedisStore::from_url(&url).unwrap();
+                let url = format!("{url}&visibility={}ms", VISIBILITY.as_millis());
+                (Arc::new(store), taskonce::source::open(&url).unwrap())
+            }
             Kind::Memory => {
                 let source = MemorySource::new("queue", VISIBILITY, move || SystemHost::new().uptime());
                 (Arc::new(MemoryStore::new(move || clock.uptime())), Arc::new(source))
@@ -111,7 +126,16 @@ impl Stage {
         let heart = Heart::new(Arc::clone(&between), Arc::clone(&host));
         let ledger = Ledger::new(between, host, Arc::new(heart));
         let source = Arc::new(Meter::new(source));
-        Stage { ledger, store, source, trouble, effects: Effects::default(), folder }
+        Stage {
+            ledger,
+            store,
+            source,
+            trouble,
+            effects: Effects::default(),
+            folder,
+            #[cfg(feature = "redis")]
+            _server: server,
+        }
     }
 
     /// The store goes away for the ledger, or comes back.
