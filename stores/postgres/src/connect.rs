@@ -1,5 +1,6 @@
 //! Making a connection: reaching a server, the settings of its session, and what there is to know before it is used.
 
+use std::pin::pin;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -243,8 +244,44 @@ impl Dial {
         if found == VERSION { Ok(()) } else { Err(Fault::other_schema(&self.schema, found, VERSION)) }
     }
 
-    /// The rows of a statement.
+    /// The rows of a statement. A claim that stores nothing is told what is there, in the same round trip.
     pub(crate) async fn ask(
+        &self,
+        connection: &Connection,
+        verb: Verb,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Fault> {
+        match (verb, connection.session) {
+            (Verb::TryClaim, Session::Own) => self.try_claim(connection, parameters).await,
+            // Two statements may reach the server by different connections, and in any order.
+            (Verb::TryClaim, Session::Lent) => self.ask_one(connection, Verb::InsertClaim, parameters).await,
+            (verb, Session::Own | Session::Lent) => self.ask_one(connection, verb, parameters).await,
+        }
+    }
+
+    /// An insert, and behind it a look, which the server is at while the insert's answer is on its way. Where that answer says
+    /// that the claim is stored, nobody waits for the other one, and the driver throws it away.
+    async fn try_claim(&self, connection: &Connection, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Fault> {
+        let mut put = pin!(self.ask_one(connection, Verb::TryClaim, parameters));
+        let mut look = pin!(self.ask_one(connection, Verb::LoadRefusal, &parameters[..1]));
+        let mut looked = None;
+        let rows = loop {
+            tokio::select! {
+                biased;
+                rows = &mut put => break rows?,
+                rows = &mut look, if looked.is_none() => looked = Some(rows),
+            }
+        };
+        if !rows.is_empty() {
+            return Ok(rows);
+        }
+        match looked {
+            Some(looked) => looked,
+            None => look.await,
+        }
+    }
+
+    async fn ask_one(
         &self,
         connection: &Connection,
         verb: Verb,

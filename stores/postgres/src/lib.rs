@@ -7,8 +7,8 @@
 //! * **One row a task**, written by compare-and-swap on its token: of concurrent writers one wins.
 //! * **One clock**, the server's, read for each write and each answer (`clock_timestamp()`).
 //! * **Fences** come from one sequence. They grow by each claim of any task, and survive a purge.
-//! * **One statement, one round trip** for a fresh claim, a duplicate of a done task and a completion. A duplicate takes no
-//!   lock, no value of the sequence and writes nothing. Heartbeats that wait at the same time are one statement.
+//! * **One round trip** for a fresh claim, a duplicate of a done task and a completion. A duplicate takes no lock, no value of the
+//!   sequence and writes nothing. Heartbeats that wait at the same time are one statement.
 //! * **An end.** Every call ends within `timeout` (2 s). A connection that was cut is replaced within that time, and the
 //!   statement sent again: a write is recognised by its token, never doubled.
 //! * **No session state is needed**: behind a pooler that lends connections by the transaction nothing is prepared under a

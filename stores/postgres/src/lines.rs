@@ -18,7 +18,7 @@ use crate::fault::Fault;
 use crate::pool::Sent;
 use crate::row::{self, Kept};
 use crate::sql::Verb;
-use crate::store::{Here, Write, misread};
+use crate::store::{Columns, Here, Write, misread};
 
 /// The desks of one process and runtime.
 #[derive(Default)]
@@ -92,7 +92,7 @@ impl Line for NewClaim {
 
     async fn ask(here: &Here, batch: &BTreeMap<Key, NewClaim>, sent: &mut Sent) -> Result<Vec<Row>, Fault> {
         let lines = Lines::of(batch.iter().map(|(key, claim)| (key, None, &claim.0)));
-        lines.ask(here, Verb::InsertClaims, sent).await
+        lines.ask(here, LinesVerb::Claims, sent).await
     }
 
     fn judge(&self, key: &Key, row: &Row) -> Result<Option<Swap>> {
@@ -111,6 +111,7 @@ impl Line for NewClaim {
 /// One record that takes the place of a holder's.
 pub(crate) struct End {
     pub(crate) expected: Token,
+    pub(crate) columns: Columns,
     pub(crate) record: Kept,
 }
 
@@ -126,12 +127,13 @@ impl Line for End {
     }
 
     fn alone(&self) -> Option<(Option<Token>, Write<'_>)> {
-        Some((Some(self.expected), Write::Keep(self.record.as_line())))
+        Some((Some(self.expected), Write::Keep(self.record.as_line(), self.columns)))
     }
 
     async fn ask(here: &Here, batch: &BTreeMap<Key, End>, sent: &mut Sent) -> Result<Vec<Row>, Fault> {
         let lines = Lines::of(batch.iter().map(|(key, end)| (key, Some(end.expected), &end.record)));
-        lines.ask(here, Verb::ReplaceKeeps, sent).await
+        let only_ends = batch.values().all(|end| end.columns == Columns::Ends);
+        lines.ask(here, LinesVerb::Replace(if only_ends { Columns::Ends } else { Columns::All }), sent).await
     }
 
     fn judge(&self, key: &Key, row: &Row) -> Result<Option<Swap>> {
@@ -162,6 +164,12 @@ fn read(key: &Key, row: &Row) -> Result<Read> {
         return Ok(Read::Nothing);
     }
     row::found(key, row, 2).map(Read::Found)
+}
+
+/// What a statement does with many records.
+enum LinesVerb {
+    Claims,
+    Replace(Columns),
 }
 
 /// Records as columns of arrays, in the order of the parameters.
@@ -210,25 +218,60 @@ impl<'a> Lines<'a> {
         lines
     }
 
-    async fn ask(&self, here: &Here, verb: Verb, sent: &mut Sent) -> Result<Vec<Row>, Fault> {
-        let parameters: [&(dyn ToSql + Sync); 16] = [
-            &self.keys,
-            &self.expected,
-            &self.tokens,
-            &self.claims,
-            &self.fences,
-            &self.states,
-            &self.attempts,
-            &self.owners,
-            &self.effects,
-            &self.retentions,
-            &self.output_retentions,
-            &self.expire_after,
-            &self.outputs_after,
-            &self.output_types,
-            &self.outputs,
-            &self.bodies,
-        ];
-        here.pool.ask_noting(sent, verb, &parameters, here.pool.deadline()).await
+    /// The rows of a statement for them.
+    async fn ask(&self, here: &Here, verb: LinesVerb, sent: &mut Sent) -> Result<Vec<Row>, Fault> {
+        let deadline = here.pool.deadline();
+        match verb {
+            LinesVerb::Claims => {
+                let parameters: [&(dyn ToSql + Sync); 10] = [
+                    &self.keys,
+                    &self.tokens,
+                    &self.claims,
+                    &self.states,
+                    &self.attempts,
+                    &self.owners,
+                    &self.effects,
+                    &self.retentions,
+                    &self.output_retentions,
+                    &self.bodies,
+                ];
+                here.pool.ask_noting(sent, Verb::InsertClaims, &parameters, deadline).await
+            }
+            LinesVerb::Replace(Columns::Ends) => {
+                let parameters: [&(dyn ToSql + Sync); 9] = [
+                    &self.keys,
+                    &self.expected,
+                    &self.tokens,
+                    &self.states,
+                    &self.expire_after,
+                    &self.outputs_after,
+                    &self.output_types,
+                    &self.outputs,
+                    &self.bodies,
+                ];
+                here.pool.ask_noting(sent, Verb::ReplaceEnds, &parameters, deadline).await
+            }
+            LinesVerb::Replace(Columns::All) => {
+                let parameters: [&(dyn ToSql + Sync); 16] = [
+                    &self.keys,
+                    &self.expected,
+                    &self.tokens,
+                    &self.claims,
+                    &self.fences,
+                    &self.states,
+                    &self.attempts,
+                    &self.owners,
+                    &self.effects,
+                    &self.retentions,
+                    &self.output_retentions,
+                    &self.expire_after,
+                    &self.outputs_after,
+                    &self.output_types,
+                    &self.outputs,
+                    &self.bodies,
+                ];
+                here.pool.ask_noting(sent, Verb::ReplaceKeeps, &parameters, deadline).await
+            }
+        }
     }
 }

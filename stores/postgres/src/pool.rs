@@ -166,7 +166,7 @@ impl Pool {
 
 /// Whether it is a claim that the statement stores.
 fn is_claim(verb: Verb) -> bool {
-    [Verb::InsertClaim, Verb::InsertClaims, Verb::ReplaceClaim].contains(&verb)
+    [Verb::InsertClaim, Verb::TryClaim, Verb::InsertClaims, Verb::ReplaceClaim].contains(&verb)
 }
 
 impl Lent<'_> {

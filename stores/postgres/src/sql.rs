@@ -1,7 +1,7 @@
 //! The statements, made once for a schema: all that a call sends.
 //!
-//! Each is one statement, so one transaction and one round trip. A claim reads what it did not write; the other writes of a
-//! holder nearly always find what they expect, and leave the look at what is there to a second statement.
+//! Each is one statement, so one transaction. A claim is sent with a look at what it may have met, in one round trip; the other
+//! writes of a holder nearly always find what they expect, and leave that look to a second one.
 
 use std::time::Duration;
 
@@ -14,8 +14,12 @@ use crate::row::{COLUMNS, NO_COLUMNS};
 pub(crate) enum Verb {
     /// What a key holds.
     Load,
+    /// The same as the answer to a claim that stored nothing.
+    LoadRefusal,
     /// Puts a new claim where nothing is, and reads what is there otherwise.
     InsertClaim,
+    /// Puts a new claim where nothing is, and leaves it to a look behind it to say what is there.
+    TryClaim,
     /// The same for a record with the fence that it carries.
     InsertKeep,
     /// Replaces the version with a token by a new claim, and reads what is there otherwise, also where a
@@ -23,6 +27,8 @@ pub(crate) enum Verb {
     ReplaceClaim,
     /// Replaces the version with a token by a record with the fence that it carries.
     ReplaceKeep,
+    /// The same for a record that differs from that version only by what the end of an attempt changes.
+    ReplaceEnd,
     /// Removes the version with a token.
     Erase,
     /// Renews many claims.
@@ -31,6 +37,8 @@ pub(crate) enum Verb {
     InsertClaims,
     /// Replaces versions with their tokens by records with the fences that they carry.
     ReplaceKeeps,
+    /// The same for records that differ from those versions only by what the end of an attempt changes.
+    ReplaceEnds,
     /// Removes bytes that are no record.
     Discard,
     /// One page of all records.
@@ -46,7 +54,7 @@ pub(crate) enum Verb {
 }
 
 /// How many statements there are.
-pub(crate) const VERBS: usize = 15;
+pub(crate) const VERBS: usize = 19;
 
 /// What a pooler that lends connections by the transaction leaves of settings, said in the statement itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +91,15 @@ impl Sql {
         let next_fence = format!("nextval('\"{schema}\".fence'::regclass)");
         let texts = ALL.map(|verb| match verb {
             Verb::Load => format!("select {COLUMNS} from {task} t where t.key = $1"),
-            Verb::InsertClaim => insert(&task, &next_fence, &wait),
-            Verb::InsertKeep => insert(&task, "$5", &wait),
+            Verb::LoadRefusal => format!("select null::bigint, {COLUMNS} from {task} t where t.key = $1"),
+            Verb::InsertClaim => insert(&task, &claim(&next_fence), &wait),
+            // The same condition: a duplicate must take no value of the sequence.
+            Verb::TryClaim => format!(
+                "insert into {task} {} where not exists (select from {task} t where t.key = $1) {wait}
+                 on conflict (key) do nothing returning fence",
+                claim(&next_fence)
+            ),
+            Verb::InsertKeep => insert(&task, &keep(), &wait),
             Verb::ReplaceClaim => {
                 // Usually one value. A person's redrive raises a fence without the sequence, which then is passed by.
                 let steps = format!(
@@ -97,7 +112,15 @@ impl Sql {
                 // A duplicate of a task that is long in its transaction must not keep a connection waiting.
                 replace(&task, &steps, "(select greatest(max(fence), $5) from step)", "and exists (select from held)")
             }
-            Verb::ReplaceKeep => update(&task, "$5", &wait),
+            Verb::ReplaceKeep => update(&task, &whole("$5"), &wait),
+            Verb::ReplaceEnd => update(
+                &task,
+                &format!(
+                    "token = $3, state = $4, written_at = clock_timestamp(), expires_at = clock_timestamp() + $5 * {MS},
+                     output_until = clock_timestamp() + $6 * {MS}, output_type = $7, output = $8, body = $9"
+                ),
+                &wait,
+            ),
             Verb::Erase => format!(
                 "with gone as (delete from {task} t where t.key = $1 and t.token = $2 {wait} returning t.fence)
                  select gone.fence, {NO_COLUMNS} from gone
@@ -119,7 +142,7 @@ impl Sql {
                       left join {task} t on t.key = want.key and put.key is null"
             ),
             Verb::InsertClaims => format!(
-                "with want as (select * from {LINES}),
+                "with want as (select * from {CLAIMS}),
                       there as materialized (select want.key as wanted, {COLUMNS} from want join {task} t on t.key = want.key),
                       put as (
                           insert into {task} (key, token, claim, fence, state, attempt, owner, effect, retention,
@@ -130,20 +153,18 @@ impl Sql {
                           order by key on conflict (key) do nothing returning key, fence)
                  select put.key, put.fence, {NO_COLUMNS} from put union all select there.wanted, null, {THERE} from there"
             ),
-            // What a transaction holds is passed over, and then asked alone, as is what is not as expected.
-            Verb::ReplaceKeeps => format!(
-                "with held as materialized (
-                     select w.* from {LINES} join {task} t on t.key = w.key
-                     where t.token = w.expected order by w.key for update of t skip locked)
-                 update {task} t
-                 set token = held.token, claim = held.claim, fence = held.fence, state = held.state, attempt = held.attempt,
+            Verb::ReplaceKeeps => update_many(
+                &task,
+                LINES,
+                &format!(
+                    "token = held.token, claim = held.claim, fence = held.fence, state = held.state, attempt = held.attempt,
                      owner = held.owner, effect = held.effect, retention = held.retention,
-                     output_retention = held.output_retention, written_at = clock_timestamp(),
-                     expires_at = clock_timestamp() + held.expires_after * {MS},
-                     output_until = clock_timestamp() + held.output_after * {MS},
-                     output_type = held.output_type, output = held.output, body = held.body
-                 from held where t.key = held.key returning t.key, t.fence"
+                     output_retention = held.output_retention, {HELD_END}"
+                ),
             ),
+            Verb::ReplaceEnds => {
+                update_many(&task, ENDS, &format!("token = held.token, state = held.state, {HELD_END}"))
+            }
             Verb::Discard => format!(
                 "with gone as (delete from {task} where key = $1 and token = $2 and body = $3 {wait} returning 1)
                  select 1 from gone"
@@ -183,14 +204,18 @@ impl Sql {
 /// Every statement, in the order of the enumeration.
 const ALL: [Verb; VERBS] = [
     Verb::Load,
+    Verb::LoadRefusal,
     Verb::InsertClaim,
+    Verb::TryClaim,
     Verb::InsertKeep,
     Verb::ReplaceClaim,
     Verb::ReplaceKeep,
+    Verb::ReplaceEnd,
     Verb::Erase,
     Verb::Renew,
     Verb::InsertClaims,
     Verb::ReplaceKeeps,
+    Verb::ReplaceEnds,
     Verb::Discard,
     Verb::Scan,
     Verb::ScanOpen,
@@ -220,7 +245,32 @@ impl Verb {
             Type::BYTEA, // $15 output
             Type::BYTEA, // $16 body
         ];
-        // The same, an array each.
+        // Of them $1, $3, $4, $6 to $11 and $16.
+        const CLAIM: &[Type] = &[
+            Type::TEXT,
+            Type::UUID,
+            Type::UUID,
+            Type::INT2,
+            Type::INT4,
+            Type::TEXT,
+            Type::INT2,
+            Type::INT8,
+            Type::INT8,
+            Type::BYTEA,
+        ];
+        // Of them $1 to $3, $6 and $12 to $16.
+        const END: &[Type] = &[
+            Type::TEXT,
+            Type::UUID,
+            Type::UUID,
+            Type::INT2,
+            Type::INT8,
+            Type::INT8,
+            Type::TEXT,
+            Type::BYTEA,
+            Type::BYTEA,
+        ];
+        // The same three, an array each.
         const LINES: &[Type] = &[
             Type::TEXT_ARRAY,
             Type::UUID_ARRAY,
@@ -233,6 +283,29 @@ impl Verb {
             Type::INT2_ARRAY,
             Type::INT8_ARRAY,
             Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::BYTEA_ARRAY,
+            Type::BYTEA_ARRAY,
+        ];
+        const CLAIMS: &[Type] = &[
+            Type::TEXT_ARRAY,
+            Type::UUID_ARRAY,
+            Type::UUID_ARRAY,
+            Type::INT2_ARRAY,
+            Type::INT4_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT2_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
+            Type::BYTEA_ARRAY,
+        ];
+        const ENDS: &[Type] = &[
+            Type::TEXT_ARRAY,
+            Type::UUID_ARRAY,
+            Type::UUID_ARRAY,
+            Type::INT2_ARRAY,
             Type::INT8_ARRAY,
             Type::INT8_ARRAY,
             Type::TEXT_ARRAY,
@@ -255,11 +328,15 @@ impl Verb {
             Type::INT8,
         ];
         match self {
-            Verb::Load => &[Type::TEXT],
-            Verb::InsertClaim | Verb::InsertKeep | Verb::ReplaceClaim | Verb::ReplaceKeep => LINE,
+            Verb::Load | Verb::LoadRefusal => &[Type::TEXT],
+            Verb::InsertClaim | Verb::TryClaim => CLAIM,
+            Verb::InsertKeep | Verb::ReplaceClaim | Verb::ReplaceKeep => LINE,
+            Verb::ReplaceEnd => END,
             Verb::Erase => &[Type::TEXT, Type::UUID],
             Verb::Renew => &[Type::TEXT_ARRAY, Type::UUID_ARRAY, Type::UUID_ARRAY, Type::BYTEA_ARRAY],
-            Verb::InsertClaims | Verb::ReplaceKeeps => LINES,
+            Verb::InsertClaims => CLAIMS,
+            Verb::ReplaceKeeps => LINES,
+            Verb::ReplaceEnds => ENDS,
             Verb::Discard => &[Type::TEXT, Type::UUID, Type::BYTEA],
             Verb::Scan | Verb::ScanOpen => SCAN,
             Verb::PurgeRecords | Verb::PurgeOutputs => AMONG,
@@ -275,6 +352,23 @@ const LINES: &str = "unnest($1::text[], $2::uuid[], $3::uuid[], $4::uuid[], $5::
     as w(key, expected, token, claim, fence, state, attempt, owner, effect, retention, output_retention, expires_after,
          output_after, output_type, output, body)";
 
+/// The same of new claims.
+const CLAIMS: &str =
+    "unnest($1::text[], $2::uuid[], $3::uuid[], $4::smallint[], $5::integer[], $6::text[], $7::smallint[],
+        $8::bigint[], $9::bigint[], $10::bytea[])
+    as w(key, token, claim, state, attempt, owner, effect, retention, output_retention, body)";
+
+/// The same of ends.
+const ENDS: &str = "unnest($1::text[], $2::uuid[], $3::uuid[], $4::smallint[], $5::bigint[], $6::bigint[], $7::text[],
+        $8::bytea[], $9::bytea[])
+    as w(key, expected, token, state, expires_after, output_after, output_type, output, body)";
+
+/// What an end changes, but for the token and the state.
+const HELD_END: &str =
+    "written_at = clock_timestamp(), expires_at = clock_timestamp() + held.expires_after * interval '1 millisecond',
+    output_until = clock_timestamp() + held.output_after * interval '1 millisecond', output_type = held.output_type,
+    output = held.output, body = held.body";
+
 /// What [`COLUMNS`] read of a row that is there already.
 const THERE: &str = "state, token, claim, fence, age, body, output_type, output";
 
@@ -285,37 +379,65 @@ const AMONG: &str = "key >= $2 and key < $3
     and ($6::smallint[] is null or state = any($6))
     and ($7 <= 0 or written_at <= clock_timestamp() - $7 * interval '1 millisecond')";
 
+/// The columns of a new claim, and their values but for a condition. It has no output and no end: each column more costs the
+/// server about as much as a look at an index.
+fn claim(next_fence: &str) -> String {
+    format!(
+        "(key, token, claim, fence, state, attempt, owner, effect, retention, output_retention, written_at, body)
+         select $1, $2, $3, {next_fence}, $4, $5, $6, $7, $8, $9, clock_timestamp(), $10"
+    )
+}
+
+/// The same of a whole record.
+fn keep() -> String {
+    format!(
+        "(key, token, claim, fence, state, attempt, owner, effect, retention, output_retention, written_at, expires_at,
+          output_until, output_type, output, body)
+         select $1, $3, $4, $5, $6, $7, $8, $9, $10, $11, clock_timestamp(), clock_timestamp() + $12 * {MS},
+                clock_timestamp() + $13 * {MS}, $14, $15, $16"
+    )
+}
+
 /// A duplicate must cost no more than a read: no lock, no value of the sequence, and so no flush. So the row is looked for
 /// first, and nothing is tried where there is one. Who comes in between is met by the index, and then neither part
 /// has a row: the caller asks again.
-fn insert(task: &str, fence: &str, wait: &str) -> String {
+fn insert(task: &str, values: &str, wait: &str) -> String {
     format!(
         "with there as materialized (select {COLUMNS} from {task} t where t.key = $1),
               put as (
-                  insert into {task} (key, token, claim, fence, state, attempt, owner, effect, retention, output_retention,
-                                      written_at, expires_at, output_until, output_type, output, body)
-                  select $1, $3, $4, {fence}, $6, $7, $8, $9, $10, $11, clock_timestamp(),
-                         clock_timestamp() + $12 * {MS}, clock_timestamp() + $13 * {MS}, $14, $15, $16
-                  where not exists (select from there) {wait}
+                  insert into {task} {values} where not exists (select from there) {wait}
                   on conflict (key) do nothing returning fence)
          select put.fence, {NO_COLUMNS} from put union all select null, there.* from there"
     )
 }
 
-/// Replaces the version with a token: the fence that is written, or no row.
-fn update(task: &str, fence: &str, wait: &str) -> String {
+/// Changes the version with a token: the fence that is written, or no row.
+fn update(task: &str, changes: &str, wait: &str) -> String {
+    format!("update {task} t set {changes} where t.key = $1 and t.token = $2 {wait} returning t.fence")
+}
+
+/// Every column.
+fn whole(fence: &str) -> String {
     format!(
-        "update {task} t set token = $3, claim = $4, fence = {fence}, state = $6, attempt = $7, owner = $8, effect = $9,
-                retention = $10, output_retention = $11, written_at = clock_timestamp(),
-                expires_at = clock_timestamp() + $12 * {MS}, output_until = clock_timestamp() + $13 * {MS},
-                output_type = $14, output = $15, body = $16
-         where t.key = $1 and t.token = $2 {wait} returning t.fence"
+        "token = $3, claim = $4, fence = {fence}, state = $6, attempt = $7, owner = $8, effect = $9, retention = $10,
+         output_retention = $11, written_at = clock_timestamp(), expires_at = clock_timestamp() + $12 * {MS},
+         output_until = clock_timestamp() + $13 * {MS}, output_type = $14, output = $15, body = $16"
+    )
+}
+
+/// Changes many. What a transaction holds is passed over, and then asked alone, as is what is not as expected.
+fn update_many(task: &str, lines: &str, changes: &str) -> String {
+    format!(
+        "with held as materialized (
+             select w.* from {lines} join {task} t on t.key = w.key
+             where t.token = w.expected order by w.key for update of t skip locked)
+         update {task} t set {changes} from held where t.key = held.key returning t.key, t.fence"
     )
 }
 
 /// The same, and reads what is there where it replaced nothing.
 pub(crate) fn replace(task: &str, steps: &str, fence: &str, wait: &str) -> String {
-    let put = update(task, fence, wait);
+    let put = update(task, &whole(fence), wait);
     format!(
         "with {steps} put as ({put})
          select put.fence, {NO_COLUMNS} from put
