@@ -44,7 +44,7 @@ async fn main() -> taskonce::Result<()> {
                     Outcome::Failed { failure, .. } => failure.message.clone(),
                     _ => String::new(),
                 };
-                let death = Death { id: format!("{}/{reason}", task.key), reason: reason.into(), message };
+                let death = Death { id: format!("{reason}/{}", task.key), reason: reason.into(), message };
                 queue.dead_letter(&delivery.receipt, &death).await?
             }
         };
@@ -70,5 +70,5 @@ fn task_of(delivery: &Delivery) -> taskonce::Result<Task> {
 // invoice-1: replayed
 // invoice-2: failed
 // invoice-2: dead
-// dead letter shop/charge@2/invoice-2/dead: dead, the amount is zero
+// dead letter dead/shop/charge@2/invoice-2: dead, the amount is zero
 // 0 ready, 0 in flight, 1 dead

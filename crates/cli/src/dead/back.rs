@@ -120,7 +120,7 @@ pub(super) fn drop(args: &BackArgs, form: Form) -> Result<ExitCode> {
 }
 
 fn key(letter: &Picked) -> Option<Key> {
-    key_of(&letter.line.death.id, &letter.line.death.reason)
+    key_of(&letter.line.death.id, &letter.line.death.reason, letter.line.key.as_deref())
 }
 
 /// Those that are meant. Which they are has to be said.

@@ -79,7 +79,7 @@ pub(super) fn line_json(sources: &[Opened], letter: &Picked) -> Value {
         "reason": line.death.reason,
         "error": line.death.message,
         "handler": line.handler,
-        "key": key_of(&line.death.id, &line.death.reason).map(|key| key.as_str().to_owned()).or_else(|| line.key.clone()),
+        "key": key_of(&line.death.id, &line.death.reason, line.key.as_deref()).map(|key| key.as_str().to_owned()).or_else(|| line.key.clone()),
         "age_ms": view::millis(line.age),
         "deliveries": line.number,
         "payload_bytes": line.payload_len,

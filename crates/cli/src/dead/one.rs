@@ -62,7 +62,9 @@ enum Record {
 }
 
 async fn record(ledger: &Ledger, letter: &DeadLetter) -> Record {
-    let Some(key) = key_of(&letter.death.id, &letter.death.reason) else { return Record::NotAsked };
+    let Some(key) = key_of(&letter.death.id, &letter.death.reason, letter.envelope.key.as_deref()) else {
+        return Record::NotAsked;
+    };
     match ledger.show(&key).await {
         Ok(Some(found)) => Record::Found(found),
         Ok(None) => Record::None,
@@ -72,7 +74,7 @@ async fn record(ledger: &Ledger, letter: &DeadLetter) -> Record {
 
 fn letter_json(opened: &Opened, letter: &DeadLetter, record: &Record) -> Value {
     let envelope = &letter.envelope;
-    let key = key_of(&letter.death.id, &letter.death.reason);
+    let key = key_of(&letter.death.id, &letter.death.reason, letter.envelope.key.as_deref());
     let record = match (record, &key) {
         (Record::Found(found), Some(key)) => view::record_json(key, found),
         (Record::Failed(error), _) => json!({ "error": error.to_string() }),

@@ -24,10 +24,14 @@ pub(super) struct Picked {
 }
 
 /// The key of the task whose record a redrive returns to work: its own. A mismatch is about another task's record, and what
-/// cannot be read has none.
-pub(super) fn key_of(id: &str, reason: &str) -> Option<Key> {
-    let is_named_by_key = NAMED_BY_KEY.contains(&reason);
-    is_named_by_key.then(|| Key::parse(id.strip_prefix(reason)?.strip_prefix('/')?).ok()).flatten()
+/// cannot be read has none. Where another program named a dead or parked one otherwise, the key that it was sent with counts.
+pub(super) fn key_of(id: &str, reason: &str, sent: Option<&str>) -> Option<Key> {
+    if !NAMED_BY_KEY.contains(&reason) {
+        return None;
+    }
+    let named = id.strip_prefix(reason).and_then(|rest| rest.strip_prefix('/'));
+    let named = named.and_then(|key| Key::parse(key).ok());
+    named.or_else(|| Key::parse(sent?).ok().filter(|_| matches!(reason, "dead" | "parked")))
 }
 
 impl PickArgs {

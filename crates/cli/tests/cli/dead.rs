@@ -143,6 +143,13 @@ fn an_operators_redrive_begins_the_counters_anew_and_the_task_runs_once() {
     let record = yard.json(&["show", "shop/charge@2/a"]);
     assert_eq!((&record["state"], &record["attempt"]), (&json!("done"), &json!(1)));
     assert_eq!(yard.history("shop/charge@2/a").iter().filter(|event| *event == "redriven").count(), 2);
+    // Another program names its dead letters otherwise: the key that was sent tells the record.
+    yard.send("b", "{}");
+    yard.work(Bank::Closed);
+    let queue = Connection::open(yard.desk.path("orders.db")).unwrap();
+    queue.execute("UPDATE delivery SET death_id = 'theirs-1' WHERE state = 3", []).unwrap();
+    assert_eq!(yard.json(&["dead", "redrive", "theirs-1"])["redriven"], 1);
+    assert_eq!(yard.work(Bank::Open), 1);
     let none = yard.say(&["dead", "redrive", "shop/charge@2/a"]);
     assert!(none.code == 1 && none.stderr.contains("there is no dead letter `shop/charge@2/a`"), "{none:?}");
 }
