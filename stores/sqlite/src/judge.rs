@@ -1,6 +1,6 @@
 //! Swaps judged inside one transaction: what the key holds decides, each for itself.
 
-use rusqlite::{Connection, OptionalExtension as _, params};
+use rusqlite::{CachedStatement, Connection, OptionalExtension as _, params};
 use taskonce_core::codec;
 use taskonce_core::error::{Error, ErrorKind, Result};
 use taskonce_core::key::Key;
@@ -168,12 +168,29 @@ pub(crate) struct Judge<'conn> {
     now: i64,
     /// The sequence's last value, once it is known. It is read once and written once a transaction.
     fence: Option<u64>,
+    /// Statements that most jobs of a transaction need: taken out of the connection's cache once.
+    look: Held<'conn>,
+    add: Held<'conn>,
+    end: Held<'conn>,
+}
+
+/// A statement, once it was needed.
+#[derive(Default)]
+struct Held<'conn>(Option<CachedStatement<'conn>>);
+
+impl<'conn> Held<'conn> {
+    fn of(&mut self, conn: &'conn Connection, sql: &str) -> rusqlite::Result<&mut CachedStatement<'conn>> {
+        match &mut self.0 {
+            Some(statement) => Ok(statement),
+            none => Ok(none.insert(conn.prepare_cached(sql)?)),
+        }
+    }
 }
 
 impl<'conn> Judge<'conn> {
     /// For a transaction that has begun, at this time of the store's clock.
     pub(crate) fn new(conn: &'conn Connection, now: i64) -> Judge<'conn> {
-        Judge { conn, now, fence: None }
+        Judge { conn, now, fence: None, look: Held::default(), add: Held::default(), end: Held::default() }
     }
 
     /// Does one job. The inner result is the job's own; the outer one ends the whole transaction.
@@ -200,17 +217,23 @@ impl<'conn> Judge<'conn> {
     }
 
     fn swap(&mut self, key: &Key, expected: Option<Token>, write: &mut Write) -> rusqlite::Result<Result<Swap>> {
+        if expected.is_none()
+            && let Some(fence) = self.insert(key, write)?
+        {
+            return Ok(Ok(Swap::Stored(fence)));
+        }
         let held = self
-            .conn
-            .prepare_cached("SELECT id, state, written_at, body FROM task WHERE key = ?1")?
+            .look
+            .of(self.conn, "SELECT id, state, written_at, body FROM task WHERE key = ?1")?
             .query_row([key.as_str()], |row| {
                 let written_at: i64 = row.get(2)?;
                 Ok((row.get(0)?, row.get(1)?, found(key, written_at, blob(row.get_ref(3)?), self.now)))
             })
             .optional()?;
         let Some((id, state, held)) = held else {
+            // Nothing was there to be replaced, or to be removed.
             return Ok(Ok(match expected {
-                None => self.insert(key, write)?,
+                None => Swap::Stored(Fence::default()),
                 Some(_) => Swap::Conflict(None),
             }));
         };
@@ -228,23 +251,33 @@ impl<'conn> Judge<'conn> {
         }))
     }
 
-    fn insert(&mut self, key: &Key, write: &mut Write) -> rusqlite::Result<Swap> {
+    /// Makes the record where the key holds none, and says its fence; `None` where it holds one, or where there is none to make.
+    fn insert(&mut self, key: &Key, write: &mut Write) -> rusqlite::Result<Option<Fence>> {
+        let fence_before = self.fence;
         let mut made = None;
-        let Some(line) = self.line(write, &mut made)? else { return Ok(Swap::Stored(Fence::default())) };
-        self.conn
-            .prepare_cached(
+        let Some(line) = self.line(write, &mut made)? else { return Ok(None) };
+        let (now, after) = (self.now, |millis: Option<i64>| millis.map(|millis| self.now.saturating_add(millis)));
+        let rows = self
+            .add
+            .of(
+                self.conn,
                 "INSERT INTO task (key, state, written_at, expires_at, output_until, body)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (key) DO NOTHING",
             )?
             .execute(params![
                 key.as_str(),
                 line.state,
-                self.now,
-                self.after(line.expires_after),
-                self.after(line.output_after),
+                now,
+                after(line.expires_after),
+                after(line.output_after),
                 line.body
             ])?;
-        Ok(Swap::Stored(line.fence))
+        if rows == 0 {
+            // Its fence was not given out: a duplicate alone writes nothing.
+            self.fence = fence_before;
+            return Ok(None);
+        }
+        Ok(Some(line.fence))
     }
 
     fn replace(&mut self, id: i64, state_held: i64, write: &mut Write) -> rusqlite::Result<Swap> {
@@ -259,19 +292,14 @@ impl<'conn> Judge<'conn> {
                 .prepare_cached("UPDATE task SET written_at = ?2, body = ?3 WHERE id = ?1")?
                 .execute(params![id, self.now, line.body])?;
         } else {
-            self.conn
-                .prepare_cached(
+            let (expires_at, output_until) = (self.after(line.expires_after), self.after(line.output_after));
+            self.end
+                .of(
+                    self.conn,
                     "UPDATE task SET state = ?2, written_at = ?3, expires_at = ?4, output_until = ?5, body = ?6
                      WHERE id = ?1",
                 )?
-                .execute(params![
-                    id,
-                    line.state,
-                    self.now,
-                    self.after(line.expires_after),
-                    self.after(line.output_after),
-                    line.body
-                ])?;
+                .execute(params![id, line.state, self.now, expires_at, output_until, line.body])?;
         }
         Ok(Swap::Stored(line.fence))
     }
