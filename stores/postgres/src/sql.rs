@@ -379,8 +379,8 @@ const AMONG: &str = "key >= $2 and key < $3
     and ($6::smallint[] is null or state = any($6))
     and ($7 <= 0 or written_at <= clock_timestamp() - $7 * interval '1 millisecond')";
 
-/// The columns of a new claim, and their values but for a condition. It has no output and no end: each column more costs the
-/// server about as much as a look at an index.
+/// The columns of a new claim, and their values but for a condition. It has no output and no end, and each column more costs the
+/// server time.
 fn claim(next_fence: &str) -> String {
     format!(
         "(key, token, claim, fence, state, attempt, owner, effect, retention, output_retention, written_at, body)

@@ -304,7 +304,7 @@ pub(crate) fn misread(key: &Key, error: &tokio_postgres::Error) -> Error {
 pub(crate) enum Columns {
     /// Any.
     All,
-    /// Those that the end of an attempt changes, which is nearly every write: the others cost the server a twentieth of it.
+    /// Those that the end of an attempt changes, which is nearly every write: the others cost the server time for nothing.
     Ends,
 }
 
