@@ -82,7 +82,7 @@ pub(super) struct Said {
     pub(super) environment: Option<Vec<(String, String)>>,
 }
 
-/// The names of what [`Said`] holds, as a file has them.
+/// The names of what `Said` holds, as a file has them.
 pub const COMMAND_NAMES: &[&str] = &["command", "mode", "kill_after", "tasks_max", "directory", "environment"];
 
 impl Said {
