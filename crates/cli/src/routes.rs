@@ -1,5 +1,6 @@
 //! `routes`: checks a table of routes, and prints it with the planned times of its retries and what does not fit.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -8,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use taskonce::routes::{BreakerRules, Fault, Planned, Refused, Route, Routes, SourceRules};
+use taskonce::routes::{BreakerRules, CommandRules, Fault, Planned, Refused, Route, Routes, SourceRules};
 
 use crate::args::RoutesArgs;
 use crate::exit::Code;
@@ -29,6 +30,7 @@ pub(crate) fn routes(args: &RoutesArgs, form: Form) -> Result<ExitCode> {
             "config": name,
             "sources": routes.sources().iter().map(source_json).collect::<Vec<_>>(),
             "routes": routes.iter().map(route_json).collect::<Vec<_>>(),
+            "commands": commands(&routes).iter().map(command_json).collect::<Vec<_>>(),
             "warnings": routes.warnings().iter().map(fault_json).collect::<Vec<_>>(),
         })),
         Form::Text => report::data(&whole(&routes, width::of(io::stdout()))),
@@ -100,6 +102,16 @@ fn whole(routes: &Routes, columns: Option<usize>) -> String {
         SHRINKS,
         columns,
     ));
+    let commands = commands(routes);
+    if !commands.is_empty() {
+        text.push('\n');
+        text.push_str(&width::table(
+            ["HANDLER", "MODE", "KILL AFTER", "COMMAND"],
+            commands.iter().map(command_cells).collect(),
+            Shrinks { column: 3, min: 12 },
+            columns,
+        ));
+    }
     if !routes.warnings().is_empty() {
         text.push('\n');
     }
@@ -154,6 +166,37 @@ fn source_cells(source: &SourceRules) -> [String; 6] {
         or_dash(source.deliveries_max.map(|max| max.to_string())),
         or_dash((source.retry_share < 1.0).then_some(share)),
     ]
+}
+
+/// The handlers that are commands, each once, in the order of the routes.
+fn commands(routes: &Routes) -> Vec<(&str, &CommandRules)> {
+    let mut seen = HashSet::new();
+    let of = |route: &Route| routes.command(&route.handler).map(|rules| &**rules);
+    let first = routes.iter().filter(|route| seen.insert(&*route.handler));
+    first.filter_map(|route| Some((&*route.handler, of(route)?))).collect()
+}
+
+fn command_cells((handler, rules): &(&str, &CommandRules)) -> [String; 4] {
+    let command = rules.command.join(" ");
+    [
+        plain::line(handler).into_owned(),
+        rules.mode.name().to_owned(),
+        written(rules.kill_after),
+        plain::line(&command).into_owned(),
+    ]
+}
+
+fn command_json((handler, rules): &(&str, &CommandRules)) -> Value {
+    json!({
+        "handler": handler,
+        "command": rules.command,
+        "mode": rules.mode.name(),
+        "kill_after_ms": millis(rules.kill_after),
+        "tasks_max": rules.tasks_max,
+        "directory": rules.directory.as_ref().map(|folder| folder.display().to_string()),
+        // What they are may be a secret.
+        "environment": rules.environment.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+    })
 }
 
 /// When the attempts come, in words: `2nd 1 s`, `3rd 3 s`, `over 3 min`.

@@ -604,4 +604,11 @@ fn what_is_said_of_a_command_that_is_none_is_warned_about() {
         warned(&table("command = ['x']\ntasks_max = 5")),
         ["line 5: handler charge: `tasks_max` says nothing where each task has a process of its own"]
     );
+    assert_eq!(
+        warned(&table("command = ['x']\nlease = '5s'\nrun_max = '5s'")),
+        [
+            "routes a × charge@1, a × charge@2: `kill_after` 5s is not below `run_max` 5s (line 6): an attempt may spend its time \
+          waiting for the end of the one before"
+        ]
+    );
 }

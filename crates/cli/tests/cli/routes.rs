@@ -89,3 +89,19 @@ fn a_table_that_is_wrong_is_refused_with_every_fault_and_a_hint() {
     assert_eq!(said.code, 64, "{said:?}");
     assert!(said.stderr.contains("taskonce.toml") && said.stderr.contains("hint: "), "{said:?}");
 }
+
+#[test]
+fn the_commands_of_handlers_are_printed_without_the_values_of_their_variables() {
+    let desk = Desk::new();
+    let table = "[sources.a]\nurl = 'sqlite:queue.db'\n[handlers.charge]\neffect = 'keyed'\ncommand = ['./charge.sh', '--fast']\n\
+                 mode = 'pool'\nenvironment = { TOKEN = 'hunter2' }\n[routes.a.charge]\n";
+    fs::write(desk.path("taskonce.toml"), table).unwrap();
+    let said = desk.say(&["routes"]);
+    assert!(
+        said.text().contains("HANDLER   MODE  KILL AFTER  COMMAND\ncharge@1  pool  5s          ./charge.sh --fast\n"),
+        "{said:?}"
+    );
+    let said = desk.say(&["routes", "--json"]);
+    assert_eq!(said.json()["commands"][0]["command"], json!(["./charge.sh", "--fast"]));
+    assert!(said.text().contains("TOKEN") && !said.text().contains("hunter2"), "{said:?}");
+}

@@ -100,12 +100,17 @@ fn a_command_that_floods_its_streams_is_done_without_its_output() {
     let floor = Floor::new("command = ['sh', 'charge.sh']\noutput_max = '1KiB'");
     floor.desk.script(
         "charge.sh",
-        "head -c 30000000 /dev/zero\ni=0\nwhile [ $i -lt 3000 ]; do echo \"noise $i\" >&2; i=$((i+1)); done\n",
+        "head -c 300000000 /dev/zero\ni=0\nwhile [ $i -lt 3000 ]; do echo \"noise $i\" >&2; i=$((i+1)); done\n",
     );
     floor.send("a", "{}");
     let worker = floor.work(&[]);
     let done = floor.await_record("a", |record| record.state == State::Done);
-    assert_eq!(done.output, Output::Dropped(DropReason::TooLarge { bytes: 30_000_000 }));
+    assert_eq!(done.output, Output::Dropped(DropReason::TooLarge { bytes: 300_000_000 }));
+    // What is not kept is never held.
+    let status = std::fs::read_to_string(format!("/proc/{}/status", worker.pid().as_raw_nonzero())).unwrap();
+    let peak =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    assert!(peak.is_some_and(|peak| peak < 150_000), "{peak:?} kB");
     floor.await_log("2000 more lines of stderr are not shown");
     assert_eq!(worker.stop().0, Some(0), "{}", floor.log());
 }

@@ -7,7 +7,7 @@ use taskonce_core::policy::{DURATION_MAX, Effect, LEASE_ADVISED_MIN, LEASE_MIN, 
 use taskonce_core::units::{spell, spell_size, written};
 
 use super::builder::{Layer, RoutesBuilder};
-use super::{Fault, Route, Routes, Settings, SourceRules, StoreAway};
+use super::{CommandRules, Fault, Route, Routes, Settings, SourceRules, StoreAway};
 
 /// Defaults that no policy has; `settings` says them.
 pub(super) const CONCURRENCY_MAX: u32 = 16;
@@ -335,6 +335,18 @@ pub(super) fn warnings(route: &Route, source: &SourceRules, layers: &Layers<'_>,
             layers.value("attempts_max", policy.attempts_max)
         );
         warning(text, format!("raise the broker's limit to {advised} or more, and say so in `deliveries_max`"));
+    }
+}
+
+/// What does not fit between a route and the command of its handler.
+pub(super) fn command_warnings(route: &Route, rules: &CommandRules, layers: &Layers<'_>, found: &mut Found) {
+    if let Some(run_max) = route.policy.run_max.filter(|run_max| *run_max <= rules.kill_after) {
+        let run_max = layers.time("run_max", run_max);
+        let text = format!(
+            "`kill_after` {} is not below {run_max}: an attempt may spend its time waiting for the end of the one before",
+            written(rules.kill_after)
+        );
+        found.add(&route.name(), text, "lower `kill_after`, or raise `run_max`".to_owned());
     }
 }
 

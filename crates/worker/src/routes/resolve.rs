@@ -46,6 +46,9 @@ pub(super) fn build(mut table: RoutesBuilder) -> Result<Routes, Refused> {
                 }
                 commands.insert(Arc::clone(&route.handler), rules.map(Arc::new));
             }
+            if let Some(Some(rules)) = commands.get(&route.handler) {
+                check::command_warnings(&route, rules, &layers, &mut warnings);
+            }
             routes.push(route);
         }
     }
