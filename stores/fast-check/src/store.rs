@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use taskonce_core::Result;
 use taskonce_core::key::Key;
-use taskonce_core::record::{Age, Found, Output, Record, State};
+use taskonce_core::record::{Age, Fence, Found, Output, Record, State};
 use taskonce_core::store::{
     Cursor, Expected, Filter, Finding, Generation, Ground, Memory, Next, Page, Purged, Store, Swap,
 };
@@ -221,6 +221,13 @@ impl Inner {
         Ok(swap)
     }
 
+    /// The fence of the version that is about to be removed, as the database has it: who removes it may have made the record
+    /// before the database gave it its fence, and a hint of a smaller one would not end what its claim's hint says.
+    async fn fence_of(&self, key: &Key, expected: Expected<'_>) -> Result<Option<Fence>> {
+        let found = self.ledger.load(key).await?;
+        Ok(found.filter(|found| Some(found.record.token) == expected.token()).map(|found| found.record.fence))
+    }
+
     /// Every other move: the database's, and then its hint.
     async fn change(self: &Arc<Inner>, key: &Key, expected: Expected<'_>, next: Next<'_>) -> Result<Swap> {
         self.keep_generation();
@@ -233,6 +240,10 @@ impl Inner {
             let _fresh = self.here().generation.fresh().await;
         }
         let mark = self.here().generation.mark();
+        let erased = match next {
+            Next::Erase => self.fence_of(key, expected).await?,
+            Next::Keep(_) | Next::Claim(_) => None,
+        };
         let sent = Instant::now();
         let swap = self.ledger.swap(key, expected, next).await?;
         let (Swap::Stored(fence), Some(mark)) = (&swap, mark) else { return Ok(swap) };
@@ -246,7 +257,7 @@ impl Inner {
                 let hint = Hint::of(record, *fence, Age::default(), &mark, self.detail());
                 self.tell_written(key, &hint, None, sent).await;
             }
-            Next::Erase => self.tell_erased(key, expected, &mark).await,
+            Next::Erase => self.tell_erased(key, erased, &mark).await,
         }
         Ok(swap)
     }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use taskonce_core::key::Key;
 use taskonce_core::ledger::LOCKED_DEFER;
 use taskonce_core::record::{Age, Fence, Found, Record, State, Token};
-use taskonce_core::store::Expected;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
@@ -99,12 +98,8 @@ impl Inner {
         }
     }
 
-    /// The record is removed from the database.
-    pub(crate) async fn tell_erased(self: &Arc<Inner>, key: &Key, expected: Expected<'_>, mark: &Mark) {
-        let fence = match expected {
-            Expected::Record(record) => Some(record.fence),
-            Expected::Token(_) | Expected::Nothing => None,
-        };
+    /// The record of this fence is removed from the database.
+    pub(crate) async fn tell_erased(self: &Arc<Inner>, key: &Key, fence: Option<Fence>, mark: &Mark) {
         match fence {
             Some(fence) => self.tell_written(key, &Hint::erased(fence, mark), None, Instant::now()).await,
             None => self.forget(key, mark).await,

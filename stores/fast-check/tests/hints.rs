@@ -604,6 +604,31 @@ async fn a_late_done_does_not_come_back_after_a_clear() {
     assert_eq!(b.run("x").await.attempt(), 1);
 }
 
+/// The claim's hint had the fence that the database gave, the removal's that of the caller's record: it was refused, and the key
+/// was busy until the hint's life ended.
+#[tokio::test(start_paused = true)]
+async fn a_removed_key_can_be_claimed_again_whatever_fence_its_remover_knew() {
+    let scene = Scene::new();
+    let a = scene.process("a");
+    drop(a.run("warm").await);
+    for token in 1..8 {
+        let record = Record {
+            fence: taskonce_core::record::Fence(0),
+            ..taskonce_contract::records::plain(State::Running, token)
+        };
+        let swap = a.fast.swap(&key("x"), Expected::Nothing, Next::Claim(&record)).await.unwrap();
+        assert!(matches!(swap, Swap::Stored(_)), "claim {token}: {swap:?}");
+        // Each second one is removed before its claim's hint is written.
+        if token % 2 == 0 {
+            a.fast.hints_written().await;
+        }
+        let expected = if token % 3 == 0 { Expected::Token(record.token) } else { Expected::Record(&record) };
+        let swap = a.fast.swap(&key("x"), expected, Next::Erase).await.unwrap();
+        assert!(matches!(swap, Swap::Stored(_)), "removal {token}: {swap:?}");
+        a.fast.hints_written().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_is_no_hint_is_left_alone() {
     let scene = Scene::new();
