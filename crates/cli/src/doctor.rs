@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
+use taskonce::routes::Routes;
 use taskonce::{Finding, Level};
 
 use crate::args::Common;
@@ -28,11 +29,13 @@ struct Examined {
     findings: Vec<Finding>,
 }
 
-/// Examines the store, and the queues that are named; these alone where one is named and no store. A fault makes the exit code
+/// Examines the store, and the queues that are named, or those of the table in the folder; queues alone where one is named and no store. A fault makes the exit code
 /// that of a store that cannot serve; a warning does not.
 pub(crate) fn doctor(args: &DoctorArgs, common: &Common, form: Form) -> Result<ExitCode> {
     let mut examined = Vec::new();
-    let table = if args.sources.is_given() { args.sources.table()? } else { None };
+    let table = args.sources.table()?;
+    let has_urls = |routes: &Routes| routes.sources().iter().any(|rules| rules.url.is_some());
+    let with_queues = args.sources.is_given() || table.as_ref().is_some_and(|(_, routes)| has_urls(routes));
     let of_table = table.as_ref().and_then(|(_, routes)| routes.store());
     let named = store::named(common.store.as_deref())?.or_else(|| of_table.map(str::to_owned));
     if named.is_some() || !args.sources.is_given() {
@@ -40,7 +43,7 @@ pub(crate) fn doctor(args: &DoctorArgs, common: &Common, form: Form) -> Result<E
         let findings = block_on(ledger.examine())?;
         examined.push(Examined { name: None, url: store::shown(named.as_deref()), findings });
     }
-    if args.sources.is_given() {
+    if with_queues {
         for opened in args.sources.open_existing()? {
             let findings = block_on(opened.source.examine())?;
             examined.push(Examined { name: Some(opened.name().to_owned()), url: opened.shown, findings });

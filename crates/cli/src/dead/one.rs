@@ -115,7 +115,7 @@ fn text(opened: &Opened, letter: &DeadLetter, record: &Record) -> String {
     };
     line("reason", &format!("{}: {}", plain::line(&death.reason), meaning(&death.reason)));
     line("error", &plain::line(&death.message));
-    line("died", &format!("{} ago, when it came the {}. time", spell(letter.age), letter.number));
+    line("died", &format!("{} ago, at delivery {}", spell(letter.age), letter.number));
     line("handler", &plain::line(&envelope.handler));
     line("key", &envelope.key.as_deref().map_or("none".into(), plain::line));
     if let Some(at) = envelope.sent_at {

@@ -22,11 +22,11 @@ const EVERY_MIN: Duration = Duration::from_millis(200);
 
 /// What `top --help` and the man page say below the options.
 const NOTES: &str = "\
-QUEUES has a line of each handler: what is ready and for how long the oldest has been so, in flight, deferred and dead, and by how much
-all of it but the dead grows or shrinks a second. WORKERS are the processes that hold claims, or publish how they stand: those have
+QUEUES has a line of each handler: what is ready and for how long the oldest has been so, in flight, deferred and dead, and by how much \
+all of it but the dead grows or shrinks a second. WORKERS are the processes that hold claims, or publish how they stand: those have \
 rates. RUNNING are the tasks, the longest first.
 
-On Redis a task is listed from its first heartbeat on, a third of its lease after it began: short ones are not seen there.
+On Redis a task is listed from its first heartbeat on, a third of its lease after it began: short ones are not seen there. \
 Outside of a terminal, and with `--json`, there is one view, or as many as `--times` says.";
 
 /// The arguments of `top`.

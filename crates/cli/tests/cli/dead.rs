@@ -129,6 +129,7 @@ fn an_operators_redrive_begins_the_counters_anew_and_the_task_runs_once() {
         "{\"order\": 1}",
         "the bank is away",
         "dead: it failed for good",
+        " ago, at delivery 2\n",
         "`taskonce dead redrive dead/shop/charge@2/a --config taskonce.toml`",
     ] {
         assert!(shown.contains(part), "{part}: {shown}");
@@ -263,8 +264,19 @@ fn a_doctor_looks_at_queues_too() {
         !found["findings"].as_array().unwrap().is_empty()
             && !found["sources"][0]["findings"].as_array().unwrap().is_empty()
     );
+    assert_eq!(
+        yard.json(&["doctor"])["sources"][0]["source"],
+        "orders",
+        "the folder's table is the default, as its help says"
+    );
     let text = yard.say(&["doctor", "--config", "taskonce.toml"]).text();
     assert!(text.contains("source orders, sqlite:orders.db\n") && text.contains("0 ready, 0 deferred"), "{text}");
     let missing = yard.say(&["doctor", "--source", "sqlite:none.db"]);
+    fs::write(yard.desk.path("taskonce.toml"), TABLE.replace("url = \"sqlite:orders.db\"", "")).unwrap();
+    let stored = yard.json(&["doctor", "--store", "sqlite:tasks.db"]);
+    assert!(
+        stored["sources"].as_array().is_none_or(Vec::is_empty),
+        "a table that opens no queue is no fault: {stored}"
+    );
     assert!(missing.code == 69 && missing.stderr.contains("none.db"), "{missing:?}");
 }
