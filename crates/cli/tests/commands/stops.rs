@@ -25,6 +25,14 @@ fn a_handler_that_no_worker_has_is_left_in_place() {
 }
 
 #[test]
+fn a_store_that_nothing_listens_at_is_told_before_there_is_a_task() {
+    let floor = Floor::new("command = ['true']");
+    let worker = floor.work(&["--store", "redis://127.0.0.1:1/0"]);
+    floor.await_log("the store does not take how this worker stands");
+    assert_eq!(worker.stop().0, Some(0), "{}", floor.log());
+}
+
+#[test]
 fn a_stop_under_load_loses_no_task_and_counts_no_attempt_of_what_was_not_entered() {
     const ALL: usize = 1064;
     const AT_ONCE: usize = 64;

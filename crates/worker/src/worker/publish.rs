@@ -28,13 +28,23 @@ pub(super) async fn publish(shared: Arc<Shared>) {
         Err(error) => return tracing::warn!(%error, "this worker is not shown to others"),
     }
     let monitor = Monitor::new(&shared);
+    let mut heard = true;
     loop {
         let summary = summary(&monitor.snapshot(), monitor.counts());
-        if let Some(publisher) = &mut *shared.publisher.lock().await
-            && let Err(error) = publisher.publish(&summary).await
-        {
-            // It is for people, and is said again soon.
-            tracing::debug!(%error, "how this worker stands could not be published");
+        if let Some(publisher) = &mut *shared.publisher.lock().await {
+            match publisher.publish(&summary).await {
+                Ok(()) if heard => {}
+                Ok(()) => {
+                    tracing::info!("the store takes again how this worker stands");
+                    heard = true;
+                }
+                // Once, and at the start already: with an empty queue nothing else asks the store.
+                Err(error) if heard => {
+                    tracing::warn!(%error, "the store does not take how this worker stands");
+                    heard = false;
+                }
+                Err(error) => tracing::debug!(%error, "the store does not take how this worker stands"),
+            }
         }
         // sleeps: until it is said again
         tokio::time::sleep(every).await;
