@@ -87,6 +87,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "front-away", run: front::away },
     Bench { name: "idle", run: idle::idle },
     Bench { name: "pipeline-sqlite", run: pipeline::sqlite },
+    Bench { name: "pipeline-redis", run: pipeline::redis },
     Bench { name: "pipeline-takeover", run: pipeline::takeover },
     Bench { name: "pipeline-idle", run: pipeline::idle },
 ];

@@ -14,10 +14,12 @@ use taskonce::store::record::{Fence, Found, Record};
 use taskonce::store::{Expected, Generation, Ground, Next, Purged, Swap};
 use taskonce::worker::Worker;
 use taskonce::{Cursor, Filter, Finding, Heart, Host, Key, Ledger, Memory, Store, SystemHost};
+use taskonce_testkit::RedisServer;
 use tokio::task::JoinSet;
 
 use crate::child::{Child, processor_time};
 use crate::figure::{Bound, Figure, Judged, Unit};
+use crate::idle::commands;
 use crate::measure::{Rounds, quantile};
 use crate::setup::{self, Setup};
 
@@ -184,6 +186,18 @@ pub(crate) fn sqlite(setup: &Setup) -> Result<Vec<Figure>> {
     })
 }
 
+/// Redis Streams, and the ledger on the same server.
+pub(crate) fn redis(setup: &Setup) -> Result<Vec<Figure>> {
+    let (round_count, count) = (setup.pick(1, 9), setup.pick(100, 10_000));
+    let server = RedisServer::start(&[])?;
+    setup::run(async move {
+        let queue = format!("{}?name=queue", server.url());
+        Ok(vec![
+            beside_none("Redis Streams + ledger on the same Redis", &server.url(), &queue, round_count, count).await?,
+        ])
+    })
+}
+
 fn queue_url(file: &Path) -> String {
     format!("{}?name=queue", setup::sqlite_url(file))
 }
@@ -248,10 +262,29 @@ pub(crate) fn work_and_hang(ledger: &str, queue: &str, lease: &str, begin: fn() 
 /// What an idle worker costs.
 pub(crate) fn idle(setup: &Setup) -> Result<Vec<Figure>> {
     let long: Duration = setup.pick(Duration::from_secs(1), Duration::from_secs(10));
-    let (ledger, queue) = (setup::sqlite_url(&setup.sqlite_file()), queue_url(&setup.sqlite_file()));
-    let mut child = Child::start(&["work-idle", &ledger, &queue, &long.as_millis().to_string()])?;
+    let rest = |ledger: &str, queue: &str| Child::start(&["work-idle", ledger, queue, &long.as_millis().to_string()]);
+    let mut child = rest(&setup::sqlite_url(&setup.sqlite_file()), &queue_url(&setup.sqlite_file()))?;
     child.begin()?;
-    Ok(vec![idle_time("SQLite", child.report()?.parse()?, long)])
+    let on_sqlite = idle_time("SQLite", child.report()?.parse()?, long);
+    let server = RedisServer::start(&[])?;
+    let mut child = rest(&server.url(), &format!("{}?name=queue", server.url()))?;
+    let before = commands(&server)?;
+    child.begin()?;
+    let spent = child.report()?.parse()?;
+    let asked = commands(&server)? - before;
+    Ok(vec![
+        on_sqlite,
+        idle_time("Redis", spent, long),
+        Figure {
+            name: "idle worker on Redis: commands a second".into(),
+            unit: Unit::Count,
+            ours: asked as f64 / long.as_secs_f64(),
+            floor: None,
+            judged: Judged::Ours,
+            bound: Bound::AtMost(2.0),
+            notes: vec![format!("in {long:?} and the end of the process, by the server's own count")],
+        },
+    ])
 }
 
 fn idle_time(name: &str, spent: u64, long: Duration) -> Figure {

@@ -35,7 +35,8 @@ fn a_quick_run_prints_every_figure() {
         ("idle", 2),
         ("pipeline-sqlite", 1),
         ("pipeline-takeover", 1),
-        ("pipeline-idle", 1),
+        ("pipeline-redis", 1),
+        ("pipeline-idle", 3),
     ] {
         assert_eq!(count(bench), expected, "{bench}: {said}");
     }
