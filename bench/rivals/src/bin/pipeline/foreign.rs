@@ -90,7 +90,7 @@ fn watch(tasks: usize, done: impl FnMut() -> Result<usize>) -> Result<f64> {
     tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(clock(tasks, done))
 }
 
-fn count(server: &RedisServer, words: &[&str]) -> Result<usize> {
+pub(crate) fn count(server: &RedisServer, words: &[&str]) -> Result<usize> {
     match server.command(words)? {
         Reply::Int(number) => Ok(usize::try_from(number)?),
         other => bail!("{words:?} was answered with {other:?}"),

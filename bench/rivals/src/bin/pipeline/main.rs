@@ -64,6 +64,7 @@ impl Side {
             }
             Side::Apalis => &[
                 "64 at once by `parallelize`, batches of 64, tasks locked, results kept: its own defaults else",
+                "with some 8,000 tasks in its queue a worker does not start: a script of its own gets too many results",
                 "its idempotency key drops a second send only: a task that comes twice from the queue runs twice",
             ],
             Side::BullMq => &[
@@ -95,7 +96,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<ExitCode> {
-    let (mut extent, mut check) = (Extent { rounds: 5, tasks: 10_000 }, false);
+    let (mut extent, mut check) = (Extent { rounds: 5, tasks: 5_000 }, false);
     for word in std::env::args().skip(1) {
         match word.as_str() {
             "--quick" => extent = Extent { rounds: 1, tasks: 1000 },

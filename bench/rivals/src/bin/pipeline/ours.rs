@@ -1,7 +1,6 @@
 //! A worker of taskonce on Redis Streams, with its ledger on the same Redis.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -38,19 +37,15 @@ pub(crate) async fn rate(server: &RedisServer, tasks: usize) -> Result<f64> {
     while let Some(sent) = sends.join_next().await {
         sent??;
     }
-    let ran = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&ran);
     let worker = Worker::builder(taskonce::open(&server.url())?, Routes::from_toml(ROUTES)?)
         .source(queue)
         .concurrency_max(AT_ONCE)
-        .handler("empty@1", move |_context, _payload: Value| {
-            counted.fetch_add(1, Ordering::Relaxed);
-            std::future::ready(Ok(()))
-        })
+        .handler("empty@1", |_context, _payload: Value| std::future::ready(Ok(())))
         .build()?;
+    let monitor = worker.monitor();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let working = tokio::spawn(worker.run_until(async { drop(stopped.await) }));
-    let rate = clock(tasks, || Ok(ran.load(Ordering::Relaxed))).await?;
+    let rate = clock(tasks, || Ok(usize::try_from(monitor.counts().of("completed"))?)).await?;
     drop(stop);
     let report = working.await?;
     ensure!(report.is_clean(), "{report}");
