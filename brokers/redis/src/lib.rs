@@ -9,7 +9,7 @@
 //! * **In order.** By priority, then by the order of sending, which what comes again keeps. Handlers are served in turn.
 //! * **Bounded.** What is settled is deleted from its stream. A handler that is empty keeps about a kilobyte.
 //! * **Soon.** A receive that waits asks nothing: a connection of its own is called by the server when something changes,
-//!   also by a plain `XADD` of somebody else. A delay ends to the millisecond.
+//!   also by a plain `XADD` of somebody else. Who waits has a delayed delivery some 20 ms after its time at the latest.
 //! * **An end.** Every call ends within `timeout` (500 ms), a receive within that and its wait. A lost answer is asked for again
 //!   within that time: a send is then looked for among the newest, and a receive is given the same deliveries.
 //! * **Full memory** refuses sends, and lets through what works off the queue.

@@ -96,7 +96,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<ExitCode> {
-    let (mut extent, mut check) = (Extent { rounds: 5, tasks: 5_000 }, false);
+    let (mut extent, mut check) = (Extent { rounds: 5, tasks: 7_500 }, false);
     for word in std::env::args().skip(1) {
         match word.as_str() {
             "--quick" => extent = Extent { rounds: 1, tasks: 1000 },
