@@ -7,7 +7,7 @@
 //! * **One holder**, judged by the server's clock in milliseconds. A clock that goes back, also by a failover, makes nothing
 //!   wait longer than it was told.
 //! * **In order.** By priority, then by the order of sending, which what comes again keeps. Handlers are served in turn.
-//! * **Bounded.** What is settled is deleted from its stream. A handler that is empty keeps about a kilobyte.
+//! * **Bounded.** What is settled is deleted from its stream. A handler that is empty keeps its name, its clock and its empty streams.
 //! * **Soon.** A receive that waits asks nothing: a connection of its own is called by the server when something changes,
 //!   also by a plain `XADD` of somebody else. Who waits has a delayed delivery some 20 ms after its time at the latest.
 //! * **An end.** Every call ends within `timeout` (500 ms), a receive within that and its wait. A lost answer is asked for again
