@@ -2,7 +2,7 @@
 //! again. No I/O here.
 //!
 //! A handler is looked at when something may have become deliverable: at first, when its line says that one of its keys has
-//! changed, when something comes due, and, while no line watches it, once in a while. So nothing is asked in vain.
+//! changed, when something comes due, and once in a while: each second while no line watches it, seldom else.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -18,6 +18,17 @@ use crate::line::Line;
 
 /// How often a handler is looked at that no line watches.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How often a handler is looked at at least that a line watches: what a line was not told (a slot that moved when it was empty, a
+/// primary that was replaced and does not know it), and what a dropped receive did not hear, is found then.
+pub(crate) const LOOK_ANYWAY: Duration = Duration::from_secs(30);
+/// The same for each handler, so that however many there are, they cost about one look a second together.
+const LOOK_ANYWAY_EACH: Duration = Duration::from_secs(1);
+
+/// How long until such a look, among so many handlers.
+fn look_anyway(handlers: usize) -> Duration {
+    LOOK_ANYWAY.max(LOOK_ANYWAY_EACH * u32::try_from(handlers).unwrap_or(u32::MAX))
+}
 
 /// What is known.
 #[derive(Default)]
@@ -69,13 +80,14 @@ impl Board {
         if open.is_empty() || total == 0 {
             return Vec::new();
         }
+        let anyway = now + look_anyway(spots.len());
         let count = open.len();
         open.rotate_left(turn % count);
         open.truncate(total);
         let (share, rest) = (total / open.len(), total % open.len());
         let chosen = open.into_iter().enumerate().map(|(at, want)| {
             if let Some(spot) = spots.get_mut(&want.handler) {
-                (spot.is_open, spot.look_at) = (false, None);
+                (spot.is_open, spot.look_at) = (false, Some(anyway));
             }
             (Arc::clone(&want.handler), want.max.min(share + usize::from(at < rest)))
         });
@@ -103,13 +115,14 @@ impl Board {
     /// Notes what a look found.
     pub(crate) fn note(&self, handler: &Arc<str>, found: &Found) {
         let mut spots = lock(&self.spots);
+        let anyway = look_anyway(spots.len());
         let Some(spot) = spots.get_mut(handler) else { return };
         match found {
             Found::More => spot.is_open = true,
             Found::NoMore(due) => {
                 let due = due.map(|due| Instant::now() + due);
-                let look = spot.watched_by.is_none().then(|| Instant::now() + LOOK_EVERY);
-                spot.look_at = [due, look, spot.look_at].into_iter().flatten().min();
+                let look = Instant::now() + if spot.watched_by.is_none() { LOOK_EVERY } else { anyway };
+                spot.look_at = [due, Some(look), spot.look_at].into_iter().flatten().min();
             }
         }
         let is_open = spot.is_open;
@@ -180,9 +193,10 @@ mod tests {
         assert_eq!(chosen(&board, &wants, 9, 0), [("a".to_owned(), 9)]);
         board.watch("a", 1);
         board.note(&"a".into(), &Found::NoMore(None));
-        assert!(chosen(&board, &wants, 9, 0).is_empty() && board.look_at(&wants).is_none());
+        assert!(chosen(&board, &wants, 9, 0).is_empty());
+        assert!(board.look_at(&wants).unwrap() > Instant::now() + LOOK_ANYWAY / 2);
         board.change("a");
-        assert!(board.look_at(&wants).is_some() && !board.is_watched("a"));
+        assert!(board.look_at(&wants).unwrap() <= Instant::now() && !board.is_watched("a"));
         assert_eq!(chosen(&board, &wants, 9, 0).len(), 1);
         // Unwatched, it is looked at once in a while.
         board.note(&"a".into(), &Found::NoMore(None));
@@ -192,6 +206,19 @@ mod tests {
         board.end(1);
         board.note(&"a".into(), &Found::NoMore(Some(Duration::ZERO)));
         assert_eq!(chosen(&board, &wants, 9, 0).len(), 1, "something came due");
+    }
+
+    /// Once a receive that was dropped in the middle of its look left the handler closed, and nobody looked at it again.
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_look_of_which_nobody_heard_and_a_line_that_was_not_told_are_made_up_for() {
+        let (board, wants) = (Board::default(), [want("a", 9)]);
+        assert_eq!(chosen(&board, &wants, 9, 0).len(), 1);
+        let is_anyway = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now() + LOOK_ANYWAY);
+        assert!(is_anyway(board.look_at(&wants)), "the look was dropped");
+        board.watch("a", 1);
+        board.note(&"a".into(), &Found::NoMore(None));
+        assert!(is_anyway(board.look_at(&wants)), "the line may be deaf");
+        assert_eq!(look_anyway(10_000), Duration::from_secs(10_000), "ten thousand cost one look a second together");
     }
 
     #[tokio::test(flavor = "current_thread")]

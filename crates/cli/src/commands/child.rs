@@ -88,7 +88,7 @@ impl Living {
 }
 
 /// A start that is asked for, and where its answer goes.
-type Asked = (Order, Vec<OwnedFd>, oneshot::Sender<io::Result<Pid>>);
+type Asked = (Order, Vec<OwnedFd>, oneshot::Sender<io::Result<Fresh>>);
 
 impl Crew {
     /// Starts the warden, and the thread that starts commands: the kernel binds each to the life of that thread, which is
@@ -105,11 +105,9 @@ impl Crew {
                     continue;
                 }
                 let started = start(&order, streams, &thread_warden, &thread_living);
-                if let Err(Ok(pid)) = answer.send(started) {
-                    // It was started, and nobody holds it.
-                    let _ended = kill_process_group(pid, Signal::KILL);
-                    await_end(pid, &thread_warden, &thread_living);
-                }
+                let (warden, living) = (Arc::clone(&thread_warden), Arc::clone(&thread_living));
+                // Where nobody takes it, it is killed with the answer.
+                let _untaken = answer.send(started.map(|pid| Fresh { pid: Some(pid), warden, living }));
             }
         })?;
         let (ending, runtime) = (Arc::default(), Handle::current());
@@ -133,7 +131,7 @@ impl Crew {
         let (answer, started) = oneshot::channel();
         let gone = || io::Error::other("the worker starts nothing more");
         self.starts.send((order, theirs, answer)).map_err(|_| gone())?;
-        let pid = started.await.map_err(|_| gone())??;
+        let pid = started.await.map_err(|_| gone())??.take();
         let (end, ended) = watch::channel(None);
         let (warden, living) = (Arc::clone(&self.warden), Arc::clone(&self.living));
         self.runtime.spawn_blocking(move || {
@@ -239,6 +237,31 @@ fn start(order: &Order, streams: Vec<OwnedFd>, warden: &Warden, living: &Living)
         let _ended = kill_process_group(pid, Signal::KILL);
     }
     Ok(pid)
+}
+
+/// A command that was started, and that nobody watches yet. Dropped, it is killed: whoever asked for it may have been
+/// cancelled when it was on its way.
+struct Fresh {
+    pid: Option<Pid>,
+    warden: Arc<Warden>,
+    living: Arc<Living>,
+}
+
+impl Fresh {
+    /// It, for who watches it from now on.
+    fn take(mut self) -> Pid {
+        self.pid.take().expect("it is taken once, and this consumes it")
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        let Some(pid) = self.pid.take() else { return };
+        let _ended = kill_process_group(pid, Signal::KILL);
+        let (warden, living) = (Arc::clone(&self.warden), Arc::clone(&self.living));
+        // Not here, which may be a thread of the runtime. Where no thread can be had, the warden kills the group at the end.
+        let _unseen = thread::Builder::new().name("reap".to_owned()).spawn(move || await_end(pid, &warden, &living));
+    }
 }
 
 /// Waits for a command's end, kills what is left of its group, and lets go of its number.

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use taskonce::{DropReason, Output};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
+use tokio::time::Instant;
 
 use super::child::Child;
 use super::verdict::GRACE;
@@ -32,7 +33,7 @@ pub(crate) struct Read {
 pub(crate) async fn read(mut from: pipe::Receiver, max: usize, child: &Child) -> Read {
     let mut read = Read { bytes: Vec::new(), total: 0 };
     let mut chunk = vec![0; CHUNK];
-    let mut rest = 0;
+    let mut rest = Rest::default();
     while let Some(length) = next(&mut from, &mut chunk, child, &mut rest).await {
         let take = length.min(max - read.bytes.len());
         read.bytes.extend_from_slice(&chunk[..take]);
@@ -41,21 +42,30 @@ pub(crate) async fn read(mut from: pipe::Receiver, max: usize, child: &Child) ->
     read
 }
 
+/// What is taken of a stream after its command's end.
+#[derive(Default)]
+struct Rest {
+    bytes: u64,
+    /// Until when, once the end was seen: what is left behind may write for ever, now and then.
+    until: Option<Instant>,
+}
+
 /// The next bytes; `None` at the end.
-async fn next(from: &mut pipe::Receiver, chunk: &mut [u8], child: &Child, rest: &mut u64) -> Option<usize> {
+async fn next(from: &mut pipe::Receiver, chunk: &mut [u8], child: &Child, rest: &mut Rest) -> Option<usize> {
     let read = tokio::select! {
         biased;
         read = from.read(chunk) => read,
         () = async {
             child.wait().await;
+            let until = *rest.until.get_or_insert_with(|| Instant::now() + GRACE);
             // sleeps: a process that left the group may hold the stream open
-            tokio::time::sleep(GRACE).await;
+            tokio::time::sleep_until(until).await;
         } => return None,
     };
     let length = read.ok().filter(|length| *length > 0)?;
     if child.has_ended().is_some() {
-        *rest += length as u64;
-        if *rest > REST_MAX {
+        rest.bytes += length as u64;
+        if rest.bytes > REST_MAX {
             return None;
         }
     }
@@ -142,7 +152,7 @@ impl Errors {
     pub(crate) async fn read(&self, mut from: pipe::Receiver, child: &Child) {
         let mut chunk = vec![0; CHUNK];
         let mut line: Vec<u8> = Vec::new();
-        let mut rest = 0;
+        let mut rest = Rest::default();
         while let Some(length) = next(&mut from, &mut chunk, child, &mut rest).await {
             let mut parts = chunk[..length].split(|byte| *byte == b'\n');
             // What follows the last line end is the beginning of a line.

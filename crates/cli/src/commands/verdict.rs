@@ -10,6 +10,9 @@ use crate::run::signals;
 
 /// The longest JSON of a result.
 pub(crate) const RESULT_MAX: usize = 64 * 1024;
+/// What a result is, for those whose command wrote something else.
+const FORM: &str = "one JSON object with `outcome`, that is `done`, `retryable`, `permanent` or `nothing_happened`, and where wanted \
+                    `message`, `retry_after` and `nothing_happened`";
 /// EX_DATAERR of sysexits: what the task is made of is wrong, and no attempt mends that.
 const DATA_WRONG: i32 = 65;
 
@@ -39,7 +42,8 @@ impl Told {
     /// Reads it. The error says what is wrong with it, and nothing of what it holds.
     pub(crate) fn read(text: &[u8]) -> Result<Told, String> {
         let told: Told = serde_json::from_slice(text).map_err(|error| {
-            format!("it does not read as a result: line {}, column {}", error.line(), error.column())
+            let (line, column) = (error.line(), error.column());
+            format!("line {line}, column {column} does not read as a result, which is {FORM}")
         })?;
         told.check()?;
         Ok(told)

@@ -38,6 +38,24 @@ fn a_command_is_given_its_task_and_its_stdout_is_the_output() {
     assert!(floor.log().contains("orders × charge@1: sh charge.sh"), "{}", floor.log());
 }
 
+/// Once each line of what it left behind began the wait for the stream's end anew, and the task ran into its `run_max`.
+#[test]
+fn what_a_command_leaves_behind_and_goes_on_writing_does_not_keep_its_task() {
+    let floor = Floor::new("command = ['sh', 'charge.sh']\nrun_max = '60s'\nattempts_max = 1");
+    floor.desk.script(
+        "charge.sh",
+        "setsid sh -c 'n=0; while [ $n -lt 900 ]; do echo there >&2 || exit; n=$((n + 1)); sleep 0.1; done' &\n\
+         # It has to have left the group, which is killed with its command.\n\
+         sleep 0.5\n",
+    );
+    floor.send("a", "{}");
+    let worker = floor.work(&[]);
+    let done = floor.await_record("a", |record| record.state == State::Done);
+    assert_eq!(done.attempt, 1, "{}", floor.log());
+    floor.await_worked_off(PATIENCE);
+    assert_eq!(worker.stop().0, Some(0), "{}", floor.log());
+}
+
 #[test]
 fn exit_codes_and_descriptor_3_decide_what_becomes_of_a_task() {
     let floor = Floor::new("command = ['sh', 'charge.sh']\nattempts_max = 2");

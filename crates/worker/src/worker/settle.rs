@@ -34,11 +34,18 @@ pub(super) enum Told {
 pub(super) async fn settle(shared: &Shared, source: usize, receipt: &Receipt, verdict: &Verdict) -> Told {
     let until = shared.now() + shared.sources[source].describe().visibility;
     let mut delay = AGAIN_MIN;
+    let mut is_told = false;
     loop {
         match once(shared, source, receipt, verdict).await {
             Ok(Settled::Done | Settled::Gone) => return Told::Yes,
             Err(error) if error.kind().retry() == Retry::Later && shared.now() < until => {
-                tracing::warn!(%error, "a delivery could not be settled, trying again");
+                // Once for each delivery: an outage is no flood of lines.
+                if is_told {
+                    tracing::debug!(%error, "a delivery could not be settled, trying again");
+                } else {
+                    tracing::warn!(%error, "a delivery could not be settled, trying again");
+                }
+                is_told = true;
                 // sleeps: before the settlement is sent again
                 tokio::time::sleep(delay).await;
                 delay = (delay * 2).min(AGAIN_MAX);
